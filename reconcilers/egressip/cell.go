@@ -18,7 +18,6 @@ package egressip
 import (
 	"fmt"
 	"log/slog"
-	"net/netip"
 	"time"
 
 	"github.com/cilium/ebpf"
@@ -107,12 +106,8 @@ func register(p params, jobs job.Group) {
 	wtxn := p.DB.WriteTxn(p.Leases)
 	initialized := p.Leases.RegisterInitializer(wtxn, "egress-ips")
 	wtxn.Commit()
-	k := &keeper{
-		params: p, initialized: initialized, owned: map[netip.Addr]*owned{},
-		checks: make(chan check), now: now, entries: kernelEntries{p.Datapath},
-		voter: newVoter(p, openSocket),
-	}
-	jobs.Add(job.OneShot("keep-egress-ips", k.run, job.WithShutdown()))
+	jobs.Add(job.OneShot(
+		"keep-egress-ips", newKeeper(p, initialized).run, job.WithShutdown()))
 }
 
 func openSocket(o frames.Overlay) (transport, error) { return frames.Open(o) }

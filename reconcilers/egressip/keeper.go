@@ -35,6 +35,14 @@ type keeper struct {
 	health      cell.Health
 }
 
+func newKeeper(p params, initialized func(statedb.WriteTxn)) *keeper {
+	return &keeper{
+		params: p, initialized: initialized, owned: map[netip.Addr]*owned{},
+		checks: make(chan check), now: now, entries: kernelEntries{p.Datapath},
+		voter: newVoter(p, openSocket),
+	}
+}
+
 // lookIdle is how often it is looked whether there is anything to do.
 const lookIdle = time.Second
 

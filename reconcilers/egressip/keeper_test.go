@@ -10,12 +10,16 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"strings"
 	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
+	"unsafe"
 
+	"github.com/cilium/ebpf"
 	"github.com/cilium/hive/cell"
+	"github.com/cilium/hive/hivetest"
 	"github.com/cilium/statedb"
 	"github.com/cilium/statedb/reconciler"
 	"github.com/mdlayher/arp"
@@ -23,12 +27,6 @@ import (
 	"github.com/stretchr/testify/require"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/client-go/kubernetes/fake"
-	k8stesting "k8s.io/client-go/testing"
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
@@ -61,25 +59,47 @@ var (
 // worlds counts them.
 var worlds atomic.Int32
 
-// world is a node's keeper, a link, and an API server.
+// world is a node's keeper and a link. The node is the only voter.
 type world struct {
 	*testing.T
 	*keeper
-	db        *statedb.DB
-	ips       tablestest.Table[*tables.EgressIP]
-	exits     tablestest.Table[*tables.ExitMirror]
-	devices   tablestest.Table[*tables.Device]
-	client    *fake.Clientset
-	near, far *net.Interface // the node's device, and the other end of its link
-	health    *cell.SimpleHealth
-	stop      func()
+	db            *statedb.DB
+	ips           tablestest.Table[*tables.EgressIP]
+	set           tablestest.Table[*tables.EgressVoters]
+	exits         tablestest.Table[*tables.ExitMirror]
+	devices       tablestest.Table[*tables.Device]
+	votes, voters *ebpf.Map
+	paths         *ebpf.Map
+	near, far     *net.Interface // the node's device, and the other end of its link
+	health        *cell.SimpleHealth
+	stop          func()
+}
+
+// Loaded and Map implement [Datapath].
+func (w *world) Loaded() bool { return true }
+func (w *world) Map(name string) *ebpf.Map {
+	return map[string]*ebpf.Map{
+		bpf.VotesMap: w.votes, bpf.VotersMap: w.voters, bpf.PathsMap: w.paths,
+	}[name]
+}
+
+func newMap[K, V any](t *testing.T, entries uint32) *ebpf.Map {
+	var key K
+	var value V
+	m, err := ebpf.NewMap(&ebpf.MapSpec{
+		Type: ebpf.Hash, KeySize: uint32(unsafe.Sizeof(key)), ValueSize: uint32(unsafe.Sizeof(value)),
+		MaxEntries: entries,
+	})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, m.Close()) })
+	return m
 }
 
 func newWorld(t *testing.T) *world {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")
 	}
-	w := &world{T: t, client: fake.NewClientset()}
+	w := &world{T: t}
 	// Go keeps for a while which index a name had.
 	n := worlds.Add(1)
 	near, far := fmt.Sprint("near", n), fmt.Sprint("far", n)
@@ -105,6 +125,9 @@ func newWorld(t *testing.T) *world {
 		ofFar, _ := w.far.Addrs()
 		return len(ofNear) > 1 && len(ofFar) > 1 // link-local ones too
 	}, 10*time.Second, 10*time.Millisecond)
+	w.votes = newMap[bpf.ExitKey, bpf.VotesValue](t, bpf.EgressIPs)
+	w.voters = newMap[uint32, bpf.VotersValue](t, 1)
+	w.paths = newMap[bpf.NodeKey, bpf.PathValue](t, 1)
 	w.fill()
 	return w
 }
@@ -125,45 +148,37 @@ func (w *world) fill() {
 	w.exits = tablestest.Open(w.T, w.db, tables.NewExitMirrorTable)
 	w.devices = tablestest.Open(w.T, w.db, tables.NewDeviceTable)
 	w.link(true)
-	rows := tablestest.Open(w.T, w.db, tables.NewEgressIPLeaseTable)
-	w.keeper = &keeper{
-		claims: map[netip.Addr]*claim{}, problems: map[netip.Addr]error{},
-		initialized: func(statedb.WriteTxn) {},
-		params: params{
-			Connection: Connection{Leases: w.client.CoordinationV1(), Namespace: "sluice-system"},
-			Config:     DefaultConfig, DB: w.db, Enabled: tables.EgressIPs{Enabled: true},
-			IPs: w.ips, Rows: rows, Exits: w.exits, Devices: w.devices,
-			Attachments: attachments, ConfigEntries: config,
-			LocalNode: tables.LocalNode{Name: "node-1"},
-		},
+	w.set = tablestest.Open(w.T, w.db, tables.NewEgressVotersTable)
+	w.set.Put(&tables.EgressVoters{Generation: 1, Voters: []tables.EgressVoter{
+		{Node: "node-1", Addr: netip.MustParseAddr("192.0.2.1")},
+	}})
+	keys := tablestest.Open(w.T, w.db, tables.NewOverlayKeysTable)
+	keys.Put(&tables.OverlayKeys{Keys: []bpf.OverlayKey{bpf.NewOverlayKey([16]byte{1})}})
+	settings := tablestest.Open(w.T, w.db, tables.NewDatapathConfigTable)
+	settings.Put(&tables.DatapathConfig{
+		Underlay: netip.MustParseAddr("192.0.2.1"), OverlayIfIndex: 1})
+	p := params{
+		Config: DefaultConfig, Log: hivetest.Logger(w.T), DB: w.db, Datapath: w,
+		Enabled: tables.EgressIPs{Enabled: true}, IPs: w.ips, Voters: w.set,
+		Leases: tablestest.Open(w.T, w.db, tables.NewEgressIPLeaseTable),
+		Votes:  tablestest.Open(w.T, w.db, tables.NewEgressIPVoteTable),
+		Exits:  w.exits, Devices: w.devices, Attachments: attachments, ConfigEntries: config,
+		Settings: settings, Keys: keys, LocalNode: tables.LocalNode{Name: "node-1"},
 	}
+	w.keeper = newKeeper(p, func(statedb.WriteTxn) {})
 }
 
-// start runs the keeper as after a start of the agent; the kernel takes all leases.
+// start runs the keeper as after a start of the agent.
 func (w *world) start() {
 	ctx, cancel := context.WithCancel(context.Background())
-	ended := make(chan struct{}, 2)
+	ended := make(chan error)
 	health, simple := cell.NewSimpleHealth()
 	w.health = simple
-	w.keeper.health = health
-	go func() {
-		defer func() { ended <- struct{}{} }()
-		w.keep(ctx)
-	}()
-	go func() {
-		defer func() { ended <- struct{}{} }()
-		for ctx.Err() == nil {
-			wtxn := w.db.WriteTxn(w.Rows)
-			for row := range w.Rows.All(wtxn) {
-				if row.Status.Kind == reconciler.StatusKindPending {
-					w.Rows.Insert(wtxn, tables.WithStatus(row, reconciler.StatusDone()))
-				}
-			}
-			wtxn.Commit()
-			time.Sleep(5 * time.Millisecond)
-		}
-	}()
-	w.stop = func() { cancel(); <-ended; <-ended }
+	go func() { ended <- w.run(ctx, health) }()
+	w.stop = func() {
+		cancel()
+		require.NoError(w, <-ended)
+	}
 }
 
 // link says whether the device has a carrier.
@@ -171,12 +186,14 @@ func (w *world) link(isUp bool) {
 	w.devices.Put(&tables.Device{Index: w.near.Index, Name: w.near.Name, Up: true, OperUp: isUp})
 }
 
+// wants has the node find that one shall have an address, which this one may have.
 func (w *world) wants(addr netip.Addr, node string) {
-	row := &tables.EgressIP{Addr: addr, Pool: "a", Node: node}
-	if node == "node-1" {
-		row.IfIndex = uint32(w.near.Index)
-	}
-	w.ips.Put(row)
+	w.ips.Put(&tables.EgressIP{
+		Addr: addr, Pool: "a", Node: node, IfIndex: uint32(w.near.Index),
+		NodeAddr: map[string]netip.Addr{
+			"node-1": netip.MustParseAddr("192.0.2.1"), "node-2": netip.MustParseAddr("192.0.2.2"),
+		}[node],
+	})
 }
 
 func (w *world) eventually(what string, holds func() bool) {
@@ -190,22 +207,18 @@ func (w *world) has(addr netip.Addr) bool {
 	return device == w.near.Index
 }
 
-func (w *world) holder(addr netip.Addr) string {
-	lease, err := w.client.CoordinationV1().Leases("sluice-system").Get(
-		context.Background(), leaseName(addr), metav1.GetOptions{})
-	if err != nil || lease.Spec.HolderIdentity == nil {
-		return ""
-	}
-	return *lease.Spec.HolderIdentity
-}
-
 func (w *world) row(addr netip.Addr) *tables.EgressIPLease {
-	row, _, _ := w.Rows.Get(w.db.ReadTxn(), tables.EgressIPLeaseByAddr(addr))
+	row, _, _ := w.Leases.Get(w.db.ReadTxn(), tables.EgressIPLeaseByAddr(addr))
 	return row
 }
 
-// An address comes with its lease, is announced several times, and goes with the lease being
-// given back.
+func (w *world) assigned(addr netip.Addr) {
+	w.Helper()
+	w.eventually("it comes", func() bool { return w.row(addr) != nil && w.row(addr).Assigned })
+}
+
+// An address comes with the votes, is announced several times, and goes with them. Its entry stays
+// until nothing is translated to it.
 func TestAddressComesAndGoes(t *testing.T) {
 	w := newWorld(t)
 	listen, err := arp.Dial(w.far)
@@ -239,55 +252,58 @@ func TestAddressComesAndGoes(t *testing.T) {
 			n++
 		}
 	}
-	now, err := Now()
-	require.NoError(t, err)
 	for _, addr := range []netip.Addr{v4, v6} {
-		w.eventually("it is told", func() bool { return w.row(addr).Assigned })
-		require.Equal(t, "node-1", w.holder(addr))
-		require.InDelta(t, now, w.row(addr).Deadline, float64(w.Config.EgressIPLease))
+		w.assigned(addr)
+		require.Equal(t, []string{"node-1"}, w.row(addr).Votes)
+		require.NotZero(t, w.row(addr).Generation)
 	}
 
+	exit := &tables.ExitMirror{Key: keyOf(v6)}
+	w.exits.Put(exit)
 	w.wants(v4, "node-2")
-	w.wants(v6, "")
+	w.ips.Remove(&tables.EgressIP{Addr: v6})
 	for _, addr := range []netip.Addr{v4, v6} {
-		w.eventually("it is given up", func() bool { return w.row(addr) == nil })
+		w.eventually("it goes", func() bool { return !w.row(addr).Assigned })
 		require.False(t, w.has(addr))
-		w.eventually("and so is the lease", func() bool { return w.holder(addr) == "" })
+		require.False(t, w.row(addr).Held)
+		require.Empty(t, w.row(addr).Votes)
 	}
+	var v bpf.VotesValue
+	require.NoError(t, w.votes.Lookup(keyOf(v6), &v))
+	w.exits.Remove(exit)
+	w.eventually("it is forgotten", func() bool { return w.row(v6) == nil })
+	require.ErrorIs(t, w.votes.Lookup(keyOf(v6), &v), ebpf.ErrKeyNotExist)
+	require.NoError(t, w.votes.Lookup(keyOf(v4), &v), "others may vote for this node again")
+
+	w.wants(v4, "node-1")
+	w.assigned(v4)
 }
 
-// An agent that stops leaves the address and keeps the lease; the next one goes on, or takes
-// the address away if it shall be elsewhere by then.
+// An agent that stops leaves the address; the next one goes on, or takes the address away if it
+// shall be elsewhere by then.
 func TestRestart(t *testing.T) {
 	w := newWorld(t)
 	w.start()
 	w.wants(v4, "node-1")
-	w.eventually("it comes", func() bool { return w.row(v4) != nil && w.row(v4).Assigned })
-	left := []bpf.Entry[bpf.ExitKey, bpf.FloatingValue]{
-		{Key: w.row(v4).MapKey(), Value: w.row(v4).MapValue()},
-	}
+	w.assigned(v4)
 	w.stop()
 	require.True(t, w.has(v4))
-	require.Equal(t, "node-1", w.holder(v4))
-
 	for _, node := range []string{"node-1", "node-2"} {
 		w.fill()
-		require.NoError(t, w.adopt(left))
-		require.Equal(t, left[0].Value, w.row(v4).MapValue())
 		w.wants(v4, node)
 		w.start()
 		if node == "node-1" {
-			w.eventually("it is renewed", func() bool { return w.row(v4).Deadline > left[0].Value.Deadline })
+			w.assigned(v4)
+			w.eventually("it is voted for", func() bool { return w.row(v4).Held })
 			require.True(t, w.has(v4))
 		} else {
-			w.eventually("it goes", func() bool { return w.row(v4) == nil && !w.has(v4) })
+			w.eventually("it goes", func() bool { return w.row(v4) != nil && !w.has(v4) })
 		}
 		w.stop()
 	}
 }
 
-// An address that another host has is not used, that of others on this node is left alone, and
-// the lease of another node is waited for.
+// An address that another host has is not used, and that of others on this node is left alone.
 func TestConflicts(t *testing.T) {
 	w := newWorld(t)
 	other := net.HardwareAddr{2, 0, 0, 0, 0, 9}
@@ -310,7 +326,8 @@ func TestConflicts(t *testing.T) {
 	defer func() { w.stop() }()
 	w.wants(v4, "node-1")
 	w.eventually("it is told", func() bool { return w.row(v4) != nil && w.row(v4).Problem != "" })
-	require.Equal(t, "203.0.113.9 is in use by 02:00:00:00:00:09 on "+w.near.Name, w.row(v4).Problem)
+	require.Equal(t, "check 203.0.113.9 before use: 203.0.113.9 is in use by 02:00:00:00:00:09 on "+
+		w.near.Name, w.row(v4).Problem)
 	require.False(t, w.has(v4))
 	require.False(t, w.row(v4).Assigned)
 
@@ -318,60 +335,34 @@ func TestConflicts(t *testing.T) {
 	defer func() { require.NoError(t, remove(v6)) }()
 	w.wants(v6, "node-1")
 	w.eventually("health tells", func() bool {
-		w.mu.Lock()
-		defer w.mu.Unlock()
-		return w.problems[v6] != nil
+		w.health.Lock()
+		defer w.health.Unlock()
+		return w.health.Error != nil && strings.Contains(w.health.Error.Error(), "left alone")
 	})
-	w.mu.Lock()
-	require.ErrorContains(t, w.problems[v6], "left alone")
-	w.mu.Unlock()
 	require.Nil(t, w.row(v6))
 	require.True(t, w.has(v6))
-	require.Empty(t, w.holder(v6))
 }
 
-// That a Lease cannot be read or written is in the health of the agent.
-func TestLeaseIsForbidden(t *testing.T) {
+// Without voters, or with a set of them that has a mistake, nothing changes, and health tells why.
+func TestVotersAreMissing(t *testing.T) {
 	w := newWorld(t)
-	forbidden := apierrors.NewForbidden(schema.GroupResource{Resource: "leases"}, "", nil)
-	verb := atomic.Value{}
-	verb.Store("create")
-	w.client.PrependReactor("*", "leases", func(a k8stesting.Action) (bool, runtime.Object, error) {
-		return a.GetVerb() == verb.Load(), nil, forbidden
-	})
-	w.start()
-	defer func() { w.stop() }()
-	w.wants(v4, "node-1")
-	problem := func() string {
-		w.mu.Lock()
-		defer w.mu.Unlock()
-		return fmt.Sprint(w.problems[v4])
+	tells := func(text string) {
+		w.eventually(text, func() bool {
+			w.health.Lock()
+			defer w.health.Unlock()
+			return w.health.Error != nil && strings.Contains(w.health.Error.Error(), text)
+		})
 	}
-	says := "ask for the lease of 203.0.113.9: " + forbidden.Error()
-	w.eventually("it cannot be created", func() bool { return problem() == says })
-	verb.Store("get")
-	w.eventually("it cannot be read", func() bool { return problem() == says })
-	verb.Store("")
-	w.eventually("it comes", func() bool { return w.row(v4) != nil && w.row(v4).Assigned })
-	w.eventually("it is forgotten", func() bool { return problem() == "<nil>" })
-}
-
-// As long as the kernel translates to an address that is withdrawn, it has a lease there that has
-// run out, and the Lease is not given back.
-func TestSilentUntilTranslatedNoMore(t *testing.T) {
-	w := newWorld(t)
+	row, _, _ := w.set.Get(w.db.ReadTxn(), tables.EgressVotersByIndex(0))
+	w.set.Remove(row)
 	w.start()
 	defer func() { w.stop() }()
 	w.wants(v4, "node-1")
-	w.eventually("it comes", func() bool { return w.row(v4) != nil && w.row(v4).Assigned })
-	exit := &tables.ExitMirror{Key: bpf.ExitKey{Addr: bpf.AddressFrom(v4)}}
-	w.exits.Put(exit)
-	w.wants(v4, "node-2")
-	w.eventually("it goes from the device", func() bool { return !w.has(v4) })
-	w.eventually("it is silent", func() bool { return w.row(v4).Deadline == 0 })
-	require.NotNil(t, w.row(v4))
-	require.Equal(t, "node-1", w.holder(v4))
-	w.exits.Remove(exit)
-	w.eventually("it is given up", func() bool { return w.row(v4) == nil })
-	w.eventually("and so is the lease", func() bool { return w.holder(v4) == "" })
+	tells("no nodes vote yet")
+	w.set.Put(row)
+	w.assigned(v4)
+	w.set.Put(&tables.EgressVoters{Error: "generation: is missing"})
+	tells("generation: is missing")
+	require.True(t, w.row(v4).Held)
+	require.True(t, w.has(v4))
 }

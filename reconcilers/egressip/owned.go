@@ -110,7 +110,7 @@ func (k *keeper) keep(ctx context.Context, o *owned) {
 	}
 	device, _, found := k.Devices.Get(k.DB.ReadTxn(), tables.DeviceByIndex(int(o.ifIndex)))
 	isUp := found && device.OperUp
-	if isUp && !o.wasUp { // what is at its other end may be another switch
+	if isUp != o.wasUp { // what is at its other end may be another switch
 		o.announced, o.due = 0, 0
 	}
 	o.wasUp = isUp
