@@ -42,7 +42,7 @@ type EgressVoter struct {
 type configMap struct {
 	object
 	Data struct {
-		Voters *string `json:"voters"` // EgressVotersKey
+		Voters string `json:"voters"` // EgressVotersKey
 	} `json:"data" protobuf:"bytes,2,map"`
 }
 
@@ -92,13 +92,13 @@ func operatorVotersKind(namespace tables.AgentNamespace) *Kind {
 // egressVoters returns the set of an object. One that is wrong in part is none: who takes part is
 // not known.
 func egressVoters(o *configMap, errs *fieldErrors) *tables.EgressVoters {
-	if len(*errs) == 0 && o.Data.Voters == nil {
+	if len(*errs) == 0 && o.Data.Voters == "" {
 		errs.add("data."+EgressVotersKey, "required")
 	}
 	if len(*errs) > 0 {
 		return &tables.EgressVoters{Error: errs.String()}
 	}
-	row, err := parseEgressVoters(*o.Data.Voters)
+	row, err := parseEgressVoters(o.Data.Voters)
 	if err != nil {
 		return &tables.EgressVoters{Error: "data." + EgressVotersKey + ": " + err.Error()}
 	}

@@ -79,7 +79,7 @@ func TestWrongEgressVoters(t *testing.T) {
 		six += fmt.Sprintf(`, {"node": "n%d", "addr": "10.0.1.%d"}`, i, i+1)
 	}
 	for text, reason := range map[string]string{
-		``:                               "parse JSON: EOF",
+		` `:                              "parse JSON: EOF",
 		`[]`:                             "parse JSON: json: cannot unmarshal array into Go value",
 		`{"generation": "1"}`:            "parse JSON: json: cannot unmarshal string",
 		`{"generation": 1.5}`:            "parse JSON: json: cannot unmarshal number 1.5",
