@@ -8,7 +8,7 @@
 //
 // The operator reads fewer kinds, and which operator leads:
 //
-//	kubernetes ──► nodes, policies, egress-ip-pools, namespaces, node-reports
+//	kubernetes ──► nodes, policies, egress-ip-pools, egress-voters, namespaces, node-reports
 //	election ────► leadership
 //	time ────────► clock
 //
@@ -67,6 +67,7 @@ func operator(api, elections cell.Cell) cell.Cell {
 		tables.Own(tables.NewEgressPolicyTable),
 		tables.Own(tables.NewNetworkPolicyTable),
 		tables.Own(tables.NewEgressIPPoolTable),
+		tables.Own(tables.NewEgressVotersTable),
 		tables.Own(tables.NewNamespaceTable),
 		tables.Own(tables.NewNodeReportTable),
 		tables.Own(tables.NewLeadershipTable),
@@ -105,6 +106,7 @@ func module(cfg objects.Config, api cell.Cell) cell.Cell {
 		tables.Own(tables.NewCiliumEndpointTable),
 		tables.Own(tables.NewCiliumNodeTable),
 		tables.Own(tables.NewEgressIPPoolTable),
+		tables.Own(tables.NewEgressVotersTable),
 		tables.Own(tables.NewEgressBGPPeerTable),
 		tables.Own(tables.NewObjectSourceTable),
 		tables.Own(tables.NewCNIAttachmentTable),

@@ -26,6 +26,15 @@ type EgressVoters struct {
 	Voters     []EgressVoter `json:"voters"` // at most MaxEgressVoters, each node once
 
 	Error string `json:"error,omitempty"` // why there is no set, though there is an object
+
+	// Object is what the operator has to know beside that to write the next set; nil at an agent.
+	Object *ObjectVersion `json:"object,omitempty"`
+}
+
+// ObjectVersion is one version of an object of the cluster.
+type ObjectVersion struct {
+	UID             string `json:"uid"`
+	ResourceVersion string `json:"resourceVersion"`
 }
 
 // EgressVoter is a node that votes.
@@ -48,13 +57,17 @@ func (*EgressVoters) TableHeader() []string { return []string{"Generation", "Vot
 
 // TableRow implements [statedb.TableWritable].
 func (v *EgressVoters) TableRow() []string {
-	var voters []string
-	for _, voter := range v.Voters {
-		voters = append(voters, voter.Node+" ("+voter.Addr.String()+")")
-	}
 	return []string{
-		strconv.FormatUint(uint64(v.Generation), 10), listColumn(voters, ", "), orDash(v.Error),
+		strconv.FormatUint(uint64(v.Generation), 10), votersColumn(v.Voters), orDash(v.Error),
 	}
+}
+
+func votersColumn(voters []EgressVoter) string {
+	var texts []string
+	for _, v := range voters {
+		texts = append(texts, v.Node+" ("+v.Addr.String()+")")
+	}
+	return listColumn(texts, ", ")
 }
 
 var (

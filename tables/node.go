@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"slices"
 	"strconv"
+	"time"
 
 	"k8s.io/apimachinery/pkg/labels"
 )
@@ -22,6 +23,15 @@ type Node struct {
 	Ready       bool           `json:"ready"`
 	Draining    bool           `json:"draining,omitempty"` // cordoned, or drained as a gateway
 	Errors      []FieldError   `json:"errors,omitempty"`
+
+	// Times are for the operator, which chooses nodes by them; nil at an agent.
+	Times *NodeTimes `json:"times,omitempty"`
+}
+
+// NodeTimes says since when a node is as it is, in UTC. A time that the object lacks is zero.
+type NodeTimes struct {
+	Created time.Time `json:"created,omitzero"`
+	Ready   time.Time `json:"ready,omitzero"` // since when it is ready, or is not
 }
 
 // UnderlayIP returns the address by which other nodes reach the node: its

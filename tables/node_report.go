@@ -23,6 +23,10 @@ type ReportContents struct {
 	Policies     []ReportedPolicy `json:"policies,omitempty"` // by their IDs
 	Omitted      int              `json:"omitted,omitempty"`  // policies for which there was no room
 	Summary      ReportSummary    `json:"summary"`
+
+	// EgressVoters is the generation of table egress-voters that the node has taken over: no vote
+	// that it has given in a former generation counts any more. 0 if there was none.
+	EgressVoters uint32 `json:"egressVoters,omitempty"`
 }
 
 // ReportSummary is what kubectl shows of a NodeReport.

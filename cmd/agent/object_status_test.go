@@ -98,15 +98,18 @@ func (r fakeResource) Get(_ context.Context, name string, _ metav1.GetOptions, _
 
 // Patch implements [dynamic.ResourceInterface]: of a status, or of all there is.
 func (r fakeResource) Patch(_ context.Context, name string, _ types.PatchType, data []byte, _ metav1.PatchOptions, sub ...string) (*unstructured.Unstructured, error) {
-	if len(sub) == 0 {
+	if len(sub) == 0 && r.resource != "configmaps" {
 		return nil, r.w.api.Apply(data)
 	}
 	var patch map[string]any
 	if err := json.Unmarshal(data, &patch); err != nil {
 		return nil, err
 	}
-	if r.resource == "egressippools" {
-		return nil, r.applyStatus(name, patch["status"])
+	switch r.resource {
+	case "egressippools":
+		return nil, r.applyField(name, "status", patch["status"])
+	case "configmaps":
+		return nil, r.applyField(name, "data", patch["data"])
 	}
 	r.w.mu.Lock()
 	defer r.w.mu.Unlock()
@@ -120,13 +123,28 @@ func (r fakeResource) Patch(_ context.Context, name string, _ types.PatchType, d
 	return nil, nil
 }
 
-// applyStatus changes the status in the object itself, which the writer reads again.
-func (r fakeResource) applyStatus(name string, status any) error {
+// Create implements [dynamic.ResourceInterface].
+func (r fakeResource) Create(
+	_ context.Context, object *unstructured.Unstructured, _ metav1.CreateOptions, _ ...string,
+) (*unstructured.Unstructured, error) {
+	if r.w.api.Get(r.resource, r.namespace, object.GetName()) != nil {
+		return nil, apierrors.NewAlreadyExists(
+			schema.GroupResource{Resource: r.resource}, object.GetName())
+	}
+	data, err := json.Marshal(object)
+	if err != nil {
+		return nil, err
+	}
+	return object, r.w.api.Apply(data)
+}
+
+// applyField changes a field in the object itself, which the writer reads again.
+func (r fakeResource) applyField(name, field string, value any) error {
 	var object map[string]any
 	if err := json.Unmarshal(r.w.api.Get(r.resource, r.namespace, name), &object); err != nil {
 		return err
 	}
-	object["status"] = status
+	object[field] = value
 	data, err := json.Marshal(object)
 	if err != nil {
 		return err

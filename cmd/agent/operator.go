@@ -14,11 +14,13 @@ import (
 	"github.com/sluice-net/sluice/cmd/api"
 	statuswriter "github.com/sluice-net/sluice/reconcilers/objectstatus"
 	"github.com/sluice-net/sluice/reconcilers/poolstatus"
+	voterswriter "github.com/sluice-net/sluice/reconcilers/voters"
 	"github.com/sluice-net/sluice/sources"
 	"github.com/sluice-net/sluice/sources/election"
 	"github.com/sluice-net/sluice/tables"
 	"github.com/sluice-net/sluice/tables/objectstatus"
 	"github.com/sluice-net/sluice/tables/pools"
+	"github.com/sluice-net/sluice/tables/voters"
 )
 
 // NewOperator returns a hive of the given modules and of what they all need. [Operator] is the
@@ -34,7 +36,7 @@ var Operator = cell.Group(
 	api.ListenCell,
 
 	// Objects of the cluster, and which operator leads: nodes, egress-policies,
-	// network-policies, egress-ip-pools, node-reports, leadership, clock.
+	// network-policies, egress-ip-pools, egress-voters, node-reports, leadership, clock.
 	sources.OperatorCell,
 
 	OperatorDataflow,
@@ -59,6 +61,10 @@ var OperatorDataflow = cell.Group(
 	// What pools of egress addresses give to nodes and policies: egress-ip-pool-status.
 	pools.Cell,
 	poolstatus.Cell,
+
+	// The nodes that vote on which node has such an address: egress-voters-wanted.
+	voters.Cell,
+	voterswriter.Cell,
 )
 
 // operatorConfigCell has the flags that concern the whole operator.

@@ -28,7 +28,10 @@ var Reporting = cell.Group(
 	policyreports.Cell,
 
 	// To the NodeReport of this node.
-	cell.Provide(func() nodereport.Version { return nodereport.Version(version.Get().Version) }),
+	cell.Provide(
+		func() nodereport.Version { return nodereport.Version(version.Get().Version) },
+		func(c egressip.Config) nodereport.VoteTime { return nodereport.VoteTime(c.EgressIPLease) },
+	),
 	nodereport.Cell,
 )
 

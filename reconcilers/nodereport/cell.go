@@ -3,6 +3,12 @@
 // Package nodereport writes what this node tells of policies to the API server:
 // the rows of table node-report, in the NodeReport of the node's name.
 //
+//	node-report, egress-voters ──► NodeReport of the node
+//
+// With --egress-ips it also acknowledges the nodes that vote on egress addresses, a while after it
+// has read them: when no vote that was given in a former generation counts any more. It does so
+// too where the status of policies is not reported.
+//
 // All nodes have something to tell when a policy changes, so each waits a while
 // after it has written before it does again: 5 s, and in a large cluster as long as
 // makes 50 reports a second of all nodes. A report is written when it differs from
@@ -34,6 +40,9 @@ var Cell = cell.Module(
 // Version is that of the agent.
 type Version string
 
+// VoteTime is for how long a vote on an egress address counts at most.
+type VoteTime time.Duration
+
 type params struct {
 	cell.In
 
@@ -41,6 +50,9 @@ type params struct {
 	DB         *statedb.DB
 	Jobs       job.Group
 	Reporting  tables.Reporting
+	EgressIPs  tables.EgressIPs
+	Votes      VoteTime
+	Voters     statedb.Table[*tables.EgressVoters]
 	Client     dynamic.Interface
 	Version    Version
 	Reports    tables.Desired[*tables.PolicyReport]
@@ -57,6 +69,8 @@ type Pace struct {
 	Settle time.Duration
 	// Least is the least time between reports, and Share that of each node in it.
 	Least, Share time.Duration
+	// Votes is the [VoteTime].
+	Votes time.Duration
 }
 
 // defaultPace is 50 reports a second of all nodes, in a cluster of 250 or more.
@@ -74,7 +88,7 @@ func register(p params) error {
 			return err
 		}
 	}
-	if !p.Reporting.Enabled {
+	if !p.Reporting.Enabled && !p.EgressIPs.Enabled {
 		return nil
 	}
 	r, err := newReporter(p, written)
@@ -87,7 +101,9 @@ func register(p params) error {
 
 func newReporter(p params, written *prometheus.CounterVec) (*reporter, error) {
 	if p.Pace == nil {
-		p.Pace = &defaultPace
+		pace := defaultPace
+		pace.Votes = time.Duration(p.Votes)
+		p.Pace = &pace
 	}
 	changes, err := tables.Follow(p.DB, p.Reports.ToTable())
 	if err != nil {
@@ -95,6 +111,6 @@ func newReporter(p params, written *prometheus.CounterVec) (*reporter, error) {
 	}
 	return &reporter{
 		params: p, changes: changes, written: written, limiter: rate.NewLimiter(rate.Every(p.Pace.Least), 1),
-		pending: map[tables.PolicyID]*tables.PolicyReport{},
+		pending: map[tables.PolicyID]*tables.PolicyReport{}, voters: voters{rest: p.Pace.Votes},
 	}, nil
 }

@@ -54,6 +54,9 @@ type reporter struct {
 
 	pending map[tables.PolicyID]*tables.PolicyReport // rows that the object does not say yet
 	last    []byte                                   // what it says; nil before the first write
+
+	voters voters
+	due    time.Time // of the next acknowledgement, zero if there is none to come
 }
 
 // run writes reports until the context ends.
@@ -120,16 +123,26 @@ func (r *reporter) take(txn statedb.ReadTxn) []<-chan struct{} {
 		}
 	}
 	_, _, node, _ := r.Nodes.GetWatch(txn, tables.NodeByName(r.LocalNode.Name))
-	return []<-chan struct{}{watch, node}
+	set, _, voters, _ := r.Voters.GetWatch(txn, tables.EgressVotersByIndex(0))
+	r.due = r.voters.look(set, time.Now())
+	return []<-chan struct{}{watch, node, voters}
 }
 
 // more waits until something has changed, or all is to be written again.
 func (r *reporter) more(ctx context.Context, changed []<-chan struct{}) bool {
 	timer := time.NewTimer(wait.Jitter(repeat, 0.1))
 	defer timer.Stop()
+	var due <-chan time.Time
+	if !r.due.IsZero() {
+		acknowledge := time.NewTimer(time.Until(r.due))
+		defer acknowledge.Stop()
+		due = acknowledge.C
+	}
 	select {
 	case <-changed[0]:
 	case <-changed[1]:
+	case <-changed[2]:
+	case <-due:
 	case <-timer.C:
 		r.last = nil
 	case <-ctx.Done():
@@ -157,7 +170,9 @@ func (r *reporter) wanted() []byte {
 	if !found {
 		return nil
 	}
-	return manifest(node, compose(string(r.Version), r.Reports.All(txn)))
+	contents := compose(string(r.Version), r.Reports.All(txn))
+	contents.EgressVoters = r.voters.told
+	return manifest(node, contents)
 }
 
 // write writes the report, unless it says already what it shall.

@@ -72,6 +72,7 @@ type world struct {
 	*reporter
 	server *server
 	nodes  statedb.RWTable[*tables.Node]
+	set    statedb.RWTable[*tables.EgressVoters]
 }
 
 // in runs a test with a reporter, in a time of its own.
@@ -82,9 +83,12 @@ func in(t *testing.T, test func(w *world)) {
 		require.NoError(t, err)
 		nodes, err := tables.NewNodeTable(db)
 		require.NoError(t, err)
-		w := &world{T: t, server: &server{}, nodes: nodes}
+		set, err := tables.NewEgressVotersTable(db)
+		require.NoError(t, err)
+		w := &world{T: t, server: &server{}, nodes: nodes, set: set}
 		w.reporter, err = newReporter(params{
 			DB: db, Client: w.server, Version: "v1", Reports: tables.NewDesired(reports), Nodes: nodes, LocalNode: tables.LocalNode{Name: "node-1"},
+			Voters: set, Votes: VoteTime(20 * time.Second),
 		}, prometheus.NewCounterVec(prometheus.CounterOpts{Name: "writes"}, []string{"outcome"}))
 		require.NoError(t, err)
 		w.node("node-1", "uid-1")

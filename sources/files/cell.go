@@ -42,6 +42,7 @@ type params struct {
 
 	Config    Config
 	Objects   objects.Config
+	Reads     objects.Reads
 	DB        *statedb.DB
 	Log       *slog.Logger
 	Lifecycle cell.Lifecycle

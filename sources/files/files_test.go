@@ -42,7 +42,7 @@ func newAgent(t testing.TB, fsys fs.FS, dir string) *agent {
 	require.NoError(t, err)
 	_, health := cell.NewSimpleHealth()
 	s := newSource(params{
-		Objects: objects.DefaultConfig, DB: db, Tables: tbls,
+		Reads: objects.DefaultConfig.Reads(""), DB: db, Tables: tbls,
 		Log: hivetest.Logger(t, hivetest.LogLevel(slog.LevelError)),
 	}, fsys, dir)
 	done, _ := tbls.Endpoints.Initialized(db.ReadTxn())

@@ -40,7 +40,7 @@ func newSource(p params, fsys fs.FS, dir string) *source {
 		kinds: map[string]*objects.Kind{}, stores: map[*objects.Kind]*objects.Store{},
 		files: map[string]*file{}, stored: map[id]*objects.Object{},
 	}
-	for _, k := range p.Objects.Reads() {
+	for _, k := range p.Reads {
 		store := k.Store(&p.Tables)
 		s.kinds[kindKey(k.APIVersion(), k.Kind)], s.stores[k] = k, store
 		wtxn := p.DB.WriteTxn(store.Table)

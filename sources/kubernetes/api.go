@@ -129,7 +129,16 @@ var parameterCodec = func() runtime.ParameterCodec {
 // get returns a request for the objects of a kind. It is not repeated by itself,
 // for that would go unnoticed.
 func (s *server) get(k *objects.Kind, opts metav1.ListOptions) *rest.Request {
+	if k.Only.Name != "" {
+		opts.FieldSelector = "metadata.name=" + k.Only.Name
+		// One object costs little to be read as it is now, and not from a cache that may be behind
+		// what was read before a restart.
+		if opts.ResourceVersion == "0" {
+			opts.ResourceVersion = ""
+		}
+	}
 	return s.clients[k].Get().MaxRetries(0).Resource(k.Resource).
+		NamespaceIfScoped(k.Only.Namespace, k.Only.Namespace != "").
 		SpecificallyVersionedParams(&opts, parameterCodec, schema.GroupVersion{Version: "v1"})
 }
 

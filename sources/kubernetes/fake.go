@@ -57,7 +57,8 @@ func NewFakeAPI() *FakeAPI {
 	f := &FakeAPI{}
 	kinds := append(objects.Kinds(objects.EndpointsKubernetes), objects.Kinds(objects.EndpointsCilium)...)
 	for _, k := range append(kinds, objects.NodeReportKind(),
-		objects.EgressIPPoolKind(), objects.EgressBGPPeerKind()) {
+		objects.EgressIPPoolKind(), objects.EgressBGPPeerKind(),
+		objects.EgressVotersKind(Config{}.agentNamespace())) {
 		if f.find(k.Source()) == nil {
 			f.resources = append(f.resources, &fakeResource{
 				kind: k, objects: map[string]map[string]any{}, changed: make(chan struct{}),

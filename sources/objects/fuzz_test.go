@@ -87,6 +87,21 @@ func FuzzNode(f *testing.F) {
 	}, `{"metadata":{"name":"n"},"spec":{"podCIDRs":["10.0.0.1/8"]},"status":{"addresses":[{"type":"InternalIP","address":"10.0.0.1"}]}}`)
 }
 
+func FuzzEgressVoters(f *testing.F) {
+	fuzz(f, EgressVotersKind("agents"), func(t *testing.T, v *tables.EgressVoters) {
+		if v.Error != "" {
+			require.Equal(t, &tables.EgressVoters{Error: v.Error}, v)
+			return
+		}
+		require.NotZero(t, v.Generation)
+		require.LessOrEqual(t, v.Majority(), len(v.Voters))
+		for _, voter := range v.Voters {
+			validAddrs(t, voter.Addr)
+		}
+	}, `{"metadata":{"name":"sluice-egress-voters","namespace":"agents"},
+		"data":{"voters":"{\"generation\":1,\"voters\":[{\"node\":\"a\",\"addr\":\"10.0.0.1\"}]}"}}`)
+}
+
 func FuzzService(f *testing.F) {
 	fuzz(f, serviceKind(), func(t *testing.T, s *tables.Service) {
 		validAddrs(t, s.Addrs...)

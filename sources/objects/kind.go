@@ -29,6 +29,9 @@ type Kind struct {
 	// the objects one by one; that is not what their deletion means.
 	Guarded bool
 
+	// Only is the one object of the kind that is read; without a name all are.
+	Only tables.Name
+
 	decoder decoder
 	open    func(t *Tables) *Store
 }

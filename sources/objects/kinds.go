@@ -15,11 +15,11 @@ import (
 // [Config.OperatorReads].
 type Reads []*Kind
 
-// Reads returns what the agent reads.
-func (c Config) Reads() Reads {
+// Reads returns what the agent reads, which is in a namespace.
+func (c Config) Reads(namespace tables.AgentNamespace) Reads {
 	reads := Reads(Kinds(c.EndpointSource))
 	if c.EgressIPs {
-		reads = append(reads, EgressIPPoolKind())
+		reads = append(reads, EgressIPPoolKind(), EgressVotersKind(namespace))
 	}
 	if c.EgressBGP {
 		reads = append(reads, EgressBGPPeerKind())
@@ -27,14 +27,14 @@ func (c Config) Reads() Reads {
 	return reads
 }
 
-// OperatorReads returns what the operator reads.
-func (c Config) OperatorReads() Reads {
+// OperatorReads returns what the operator reads, for agents in a namespace.
+func (c Config) OperatorReads(namespace tables.AgentNamespace) Reads {
 	reads := Reads{
-		nodeKind(), egressPolicyKind(), networkPolicyKind(), ciliumPolicyKind(),
+		operatorNodeKind(), egressPolicyKind(), networkPolicyKind(), ciliumPolicyKind(),
 		ciliumClusterwidePolicyKind(), NodeReportKind(),
 	}
 	if c.EgressIPs {
-		reads = append(reads, operatorPoolKind(), namespaceKind())
+		reads = append(reads, operatorPoolKind(), namespaceKind(), operatorVotersKind(namespace))
 	}
 	return reads
 }

@@ -4,7 +4,6 @@ package objects
 
 import (
 	"fmt"
-	"slices"
 
 	"github.com/sluice-net/sluice/tables"
 )
@@ -21,13 +20,39 @@ type node struct {
 			Type    string `json:"type" protobuf:"bytes,1"`
 			Address string `json:"address" protobuf:"bytes,2"`
 		} `json:"addresses" protobuf:"bytes,5"`
-		Conditions []condition `json:"conditions" protobuf:"bytes,4"`
+		Conditions []nodeCondition `json:"conditions" protobuf:"bytes,4"`
 	} `json:"status" protobuf:"bytes,3"`
 }
 
-type condition struct {
+type nodeCondition struct {
 	Type   string `json:"type" protobuf:"bytes,1"`
 	Status string `json:"status" protobuf:"bytes,2"`
+	Since  string `json:"lastTransitionTime" protobuf:"bytes,4,time"`
+}
+
+// ready returns the condition of that name, nil if the node has none.
+func (n *node) ready() *nodeCondition {
+	for i := range n.Status.Conditions {
+		if c := &n.Status.Conditions[i]; c.Type == "Ready" {
+			return c
+		}
+	}
+	return nil
+}
+
+// operatorNodeKind is [nodeKind] for the operator, which chooses nodes by their times too.
+func operatorNodeKind() *Kind {
+	k := nodeKind()
+	k.decoder = decoderFor(func(o *node, name tables.Name, errs *fieldErrors) []*tables.Node {
+		times := &tables.NodeTimes{Created: o.created(errs)}
+		if ready := o.ready(); ready != nil {
+			times.Ready, _ = optionalTime(ready.Since) // one that does not parse is none
+		}
+		rows := nodes(o, name, errs)
+		rows[0].Times = times
+		return rows
+	})
+	return k
 }
 
 func nodes(o *node, name tables.Name, errs *fieldErrors) []*tables.Node {
@@ -36,7 +61,9 @@ func nodes(o *node, name tables.Name, errs *fieldErrors) []*tables.Node {
 		UID:      o.Metadata.UID,
 		Labels:   o.Metadata.Labels,
 		Draining: o.Spec.Unschedulable || o.Metadata.Annotations.DrainGateway != "",
-		Ready:    slices.Contains(o.Status.Conditions, condition{Type: "Ready", Status: "True"}),
+	}
+	if ready := o.ready(); ready != nil {
+		n.Ready = ready.Status == "True"
 	}
 	for i, a := range o.Status.Addresses {
 		field := fmt.Sprintf("status.addresses[%d].address", i)

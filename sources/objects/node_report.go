@@ -4,7 +4,9 @@ package objects
 
 import (
 	"fmt"
+	"math"
 	"slices"
+	"strconv"
 
 	"github.com/cilium/statedb"
 
@@ -22,6 +24,7 @@ type nodeReport struct {
 			Egress string `json:"egress"`
 			Failed int    `json:"failed"`
 		} `json:"summary"`
+		EgressVoters int64 `json:"egressVoters"`
 	} `json:"status"`
 }
 
@@ -54,6 +57,11 @@ func nodeReports(o *nodeReport, name tables.Name, errs *fieldErrors) []*tables.N
 	r := &tables.NodeReport{Node: name.Name, ReportContents: tables.ReportContents{
 		AgentVersion: o.Status.AgentVersion, Omitted: o.Status.Omitted, Summary: o.Status.Summary,
 	}}
+	if g := o.Status.EgressVoters; g < 0 || g > math.MaxUint32 {
+		errs.add("status.egressVoters", strconv.FormatInt(g, 10)+" is no generation")
+	} else {
+		r.EgressVoters = uint32(g)
+	}
 	for i, p := range o.Status.Policies {
 		field := fmt.Sprintf("status.policies[%d]", i)
 		id, err := tables.ParsePolicyID(p.Policy)

@@ -56,12 +56,18 @@ var ofAPI = map[string]struct {
 	"Service":       {&service{}, &corev1.Service{}, "v1"},
 	"EndpointSlice": {&endpointSlice{}, &discoveryv1.EndpointSlice{}, "discovery.k8s.io/v1"},
 	"NetworkPolicy": {&kubernetesPolicy{}, &networkingv1.NetworkPolicy{}, "networking.k8s.io/v1"},
+	"ConfigMap":     {&configMap{}, &corev1.ConfigMap{}, "v1"},
+}
+
+// kindsOfTests are the kinds that tests find by their names.
+func kindsOfTests() []*Kind {
+	return append(Kinds(EndpointsKubernetes), EgressVotersKind("agents"))
 }
 
 // Each field that is read has the number that it has in the API's types.
 func TestProtobufNumbers(t *testing.T) {
 	count := 0
-	for _, k := range Kinds(EndpointsKubernetes) {
+	for _, k := range kindsOfTests() {
 		types, known := ofAPI[k.Kind]
 		require.Equal(t, known, k.Protobuf, k.Kind)
 		if known {
@@ -144,7 +150,7 @@ metadata: {name: a, uid: u, labels: {zone: a}, annotations: {sluice.net/drain-ga
 spec: {podCIDR: 10.0.0.0/24, unschedulable: true, podCIDRs: [10.0.0.0/24, "fd00::/64"], taints: [{key: a, effect: NoSchedule}]}
 status:
   addresses: [{type: InternalIP, address: 192.168.0.1}, {type: ExternalIP, address: 192.0.2.1}, {type: Hostname, address: a}]
-  conditions: [{type: Ready, status: "True", lastHeartbeatTime: "2025-03-01T12:00:00Z"}]`,
+  conditions: [{type: Ready, status: "True", lastHeartbeatTime: "2025-03-01T12:00:00Z", lastTransitionTime: "2025-03-01T11:00:00Z"}]`,
 		`kind: Service
 metadata: {name: a, namespace: b, labels: {c: d}}
 spec:
@@ -174,6 +180,10 @@ spec:
     ports: [{protocol: TCP, port: 80}, {protocol: UDP, port: 1000, endPort: 2000}, {port: http}]
   - {}
   egress: [{to: [{ipBlock: {cidr: 10.0.0.0/8, except: [10.1.0.0/16]}}]}]`,
+		`kind: ConfigMap
+metadata: {name: sluice-egress-voters, namespace: agents}
+data: {other: a, voters: '{"generation": 3, "voters": [{"node": "a", "addr": "10.0.0.1"}]}'}`,
+		"kind: ConfigMap\nmetadata: {name: sluice-egress-voters, namespace: agents}\ndata: {other: a}",
 	} {
 		var header metav1.TypeMeta
 		require.NoError(t, yaml.Unmarshal([]byte(text), &header))
@@ -199,7 +209,7 @@ spec:
 }
 
 func kindNamed(t *testing.T, name string) *Kind {
-	for _, k := range Kinds(EndpointsKubernetes) {
+	for _, k := range kindsOfTests() {
 		if k.Kind == name {
 			return k
 		}

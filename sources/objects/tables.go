@@ -29,6 +29,7 @@ type Tables struct {
 	CiliumNodes     statedb.RWTable[*tables.CiliumNode]     `optional:"true"`
 	EgressIPPools   statedb.RWTable[*tables.EgressIPPool]   `optional:"true"`
 	EgressBGPPeers  statedb.RWTable[*tables.EgressBGPPeer]  `optional:"true"`
+	EgressVoters    statedb.RWTable[*tables.EgressVoters]   `optional:"true"`
 	NodeReports     statedb.RWTable[*tables.NodeReport]     `optional:"true"`
 
 	// CNIAttachments gives pods of this node their addresses, before their status
@@ -45,7 +46,7 @@ type Tables struct {
 
 // NewTables creates the tables, for tests and benchmarks without a hive.
 func NewTables(db *statedb.DB, local tables.LocalNode) (t Tables, err error) {
-	var errs [16]error
+	var errs [17]error
 	t.Nodes, errs[0] = tables.NewNodeTable(db)
 	t.Namespaces, errs[1] = tables.NewNamespaceTable(db)
 	t.Endpoints, errs[2] = tables.NewEndpointTable(db, local)
@@ -62,6 +63,7 @@ func NewTables(db *statedb.DB, local tables.LocalNode) (t Tables, err error) {
 	t.CNIAttachments, errs[13] = tables.NewCNIAttachmentTable(db)
 	t.EgressIPPools, errs[14] = tables.NewEgressIPPoolTable(db)
 	t.EgressBGPPeers, errs[15] = tables.NewEgressBGPPeerTable(db)
+	t.EgressVoters, errs[16] = tables.NewEgressVotersTable(db)
 	t.LocalNode = local
 	return t, errors.Join(errs[:]...)
 }
