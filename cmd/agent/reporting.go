@@ -16,6 +16,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/sluice-net/sluice/cmd/version"
+	"github.com/sluice-net/sluice/reconcilers/egressip"
 	"github.com/sluice-net/sluice/reconcilers/nodereport"
 	"github.com/sluice-net/sluice/sources/kubernetes"
 	policyreports "github.com/sluice-net/sluice/tables/nodereport"

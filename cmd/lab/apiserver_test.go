@@ -4,27 +4,20 @@ package lab
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
-	"io"
 	"net"
 	"net/http"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"strconv"
-	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
-	coordinationv1 "k8s.io/api/coordination/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/client-go/kubernetes/scheme"
 	sigsyaml "sigs.k8s.io/yaml"
 
 	"github.com/sluice-net/sluice/sources/objects"
@@ -33,11 +26,11 @@ import (
 const (
 	apiServerHost = 200 // of the underlay
 	apiServerPort = 6443
-	leases        = "leases"
+	// agentNamespace is that of the agents.
+	agentNamespace = "sluice-system"
 )
 
-// apiServer is an API server for the agents of a cluster, with the objects of that, and Leases. A
-// node reaches it by its device to other nodes: one that is cut off from them has no API server.
+// apiServer is an API server for the agents of a cluster, with the objects of that. A node reaches it by its device to other nodes: one that is cut off from them has no API server.
 type apiServer struct {
 	ns     *Namespace
 	http   *http.Server
@@ -46,7 +39,6 @@ type apiServer struct {
 	mu        sync.Mutex
 	version   int
 	resources map[string]*apiResource // by the name in paths
-	holders   map[string][]holding    // by the name of the Lease
 }
 
 type apiResource struct {
@@ -62,26 +54,16 @@ type apiEvent struct {
 	version int
 }
 
-// holding is who has a Lease from some time on: a node, or none if that is empty.
-type holding struct {
-	since time.Time
-	node  string
-}
-
-func (h holding) String() string {
-	return fmt.Sprintf("%q since %s", h.node, h.since.Format(time.StampMilli))
-}
-
 // serveAPI gives a cluster without agents an API server, from which these will read. It returns
 // their flags.
 func serveAPI(t *testing.T, c *Cluster) (*apiServer, []string) {
 	t.Helper()
-	s := &apiServer{resources: map[string]*apiResource{}, holders: map[string][]holding{}}
+	s := &apiServer{resources: map[string]*apiResource{}}
 	for _, k := range append(objects.Kinds(objects.EndpointsKubernetes),
-		objects.EgressIPPoolKind(), objects.EgressBGPPeerKind()) {
+		objects.EgressIPPoolKind(), objects.EgressBGPPeerKind(),
+		objects.EgressVotersKind(agentNamespace)) {
 		s.add(k.Resource, k.APIVersion(), k.Kind)
 	}
-	s.add(leases, "coordination.k8s.io/v1", "Lease")
 	for _, text := range c.objects {
 		var o Object
 		require.NoError(t, sigsyaml.Unmarshal(text, &o))
@@ -123,10 +105,7 @@ func (s *apiServer) serve(t *testing.T, at netip.AddrPort) {
 	mux.HandleFunc("GET /api/v1/{resource}", s.read)
 	mux.HandleFunc("GET /apis/{group}/{version}/{resource}", s.read)
 	mux.HandleFunc("GET /apis/apiextensions.k8s.io/v1/customresourcedefinitions/{name}", definition)
-	const path = "/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
-	mux.HandleFunc("GET "+path+"/{name}", s.getLease)
-	mux.HandleFunc("POST "+path, s.writeLease)
-	mux.HandleFunc("PUT "+path+"/{name}", s.writeLease)
+	mux.HandleFunc("GET /api/v1/namespaces/{namespace}/{resource}", s.read)
 	var listener net.Listener
 	require.NoError(t, s.ns.Run(func() (err error) {
 		listener, err = net.Listen("tcp", at.String())
@@ -259,64 +238,6 @@ func definition(w http.ResponseWriter, req *http.Request) {
 	})
 }
 
-var leaseResource = schema.GroupResource{Group: "coordination.k8s.io", Resource: leases}
-
-func (s *apiServer) getLease(w http.ResponseWriter, req *http.Request) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	name := req.PathValue("name")
-	id := objectID{"Lease", req.PathValue("namespace"), name}
-	if o, found := s.resources[leases].objects[id.file()]; found {
-		reply(w, http.StatusOK, o)
-		return
-	}
-	refuse(w, apierrors.NewNotFound(leaseResource, name))
-}
-
-// writeLease creates a Lease, or updates one if it is as the client has last seen it.
-func (s *apiServer) writeLease(w http.ResponseWriter, req *http.Request) {
-	body, err := io.ReadAll(req.Body)
-	if err != nil {
-		return
-	}
-	lease := &coordinationv1.Lease{} // in JSON or protobuf
-	if _, _, err := scheme.Codecs.UniversalDeserializer().Decode(body, nil, lease); err != nil {
-		refuse(w, apierrors.NewBadRequest(err.Error()))
-		return
-	}
-	content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(lease)
-	if err != nil {
-		refuse(w, apierrors.NewBadRequest(err.Error()))
-		return
-	}
-	o := Object(content)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	r := s.resources[leases]
-	o["apiVersion"], o["kind"] = r.apiVersion, r.kind
-	delete(o["metadata"].(map[string]any), "creationTimestamp") // null
-	id := o.id()
-	former, found := r.objects[id.file()]
-	version := func(o Object) any { return o["metadata"].(map[string]any)["resourceVersion"] }
-	switch {
-	case found && req.Method == http.MethodPost:
-		refuse(w, apierrors.NewAlreadyExists(leaseResource, id.name))
-		return
-	case !found && req.Method == http.MethodPut:
-		refuse(w, apierrors.NewNotFound(leaseResource, id.name))
-		return
-	case found && version(o) != version(former):
-		refuse(w, apierrors.NewConflict(leaseResource, id.name, errors.New("it has changed")))
-		return
-	}
-	node, _ := o["spec"].(map[string]any)["holderIdentity"].(string)
-	held := s.holders[id.name]
-	if len(held) == 0 || held[len(held)-1].node != node {
-		s.holders[id.name] = append(held, holding{time.Now(), node})
-	}
-	reply(w, http.StatusOK, s.store(r, o))
-}
-
 func reply(w http.ResponseWriter, code int, o any) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(code)
@@ -327,12 +248,4 @@ func refuse(w http.ResponseWriter, err *apierrors.StatusError) {
 	status := err.ErrStatus
 	status.TypeMeta = metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}
 	reply(w, int(status.Code), status)
-}
-
-// holdings returns which nodes have had the Lease of an egress address, in order.
-func (s *apiServer) holdings(addr netip.Addr) []holding {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	name := strings.NewReplacer(".", "-", ":", "-").Replace(addr.StringExpanded())
-	return append([]holding{}, s.holders["sluice-egress-ip-"+name]...)
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -14,6 +15,7 @@ import (
 	vn "github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-net/sluice/sources/objects"
 	"github.com/sluice-net/sluice/tables"
 )
 
@@ -26,6 +28,7 @@ type moving struct {
 	pod  *Pod // on node-1
 	macs map[string]string
 
+	lease  time.Duration
 	nodes  map[*Node]*nodeState
 	owners map[netip.Addr]*Node // while both gateways are healthy
 }
@@ -50,18 +53,18 @@ func serverFor(addr netip.Addr) netip.Addr {
 	return ServerIPv6
 }
 
-func newMoving(t *testing.T, lease string, more ...string) *moving {
+func newMoving(t *testing.T, lease time.Duration, more ...string) *moving {
 	t.Helper()
 	m := &moving{
 		traffic: newTraffic(t, Options{Nodes: 4, NoAgents: true}),
-		macs:    map[string]string{}, nodes: map[*Node]*nodeState{},
+		lease:   lease, macs: map[string]string{}, nodes: map[*Node]*nodeState{},
 		owners: map[netip.Addr]*Node{},
 	}
 	var flags []string
 	m.api, flags = serveAPI(t, m.Cluster)
 	flags = append(flags, more...)
 	for _, n := range m.Nodes {
-		n.Agent.Flags = append(flags, "--egress-ips", "--egress-ip-lease="+lease)
+		n.Agent.Flags = append(flags, "--egress-ips", "--egress-ip-lease="+lease.String())
 		device, err := n.link(n.EgressDevice())
 		require.NoError(t, err)
 		m.macs[device.Attrs().HardwareAddr.String()] = n.Name
@@ -71,6 +74,7 @@ func newMoving(t *testing.T, lease string, more ...string) *moving {
 	m.uses = watchUses(t, m.World, movings...)
 	require.NoError(t, m.StartAgents())
 	m.pod = m.traffic.pod(m.Nodes[0], "a", "a")
+	m.vote(1, m.Nodes[:3]...)
 	require.NoError(t, m.ApplyYAML(fmt.Sprintf(`
 apiVersion: sluice.io/v1alpha1
 kind: EgressIPPool
@@ -105,6 +109,21 @@ spec:
 		m.carries(addr, m.owners[addr])
 	}
 	return m
+}
+
+// vote has some nodes vote.
+func (m *moving) vote(generation int, nodes ...*Node) {
+	m.t.Helper()
+	var voters []string
+	for _, n := range nodes {
+		voters = append(voters, fmt.Sprintf(`{"node": %q, "addr": %q}`, n.Name, n.IPv4))
+	}
+	require.NoError(m.t, m.ApplyYAML(fmt.Sprintf(`
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: %s, namespace: %s}
+data: {voters: '{"generation": %d, "voters": [%s]}'}
+`, objects.EgressVotersName, agentNamespace, generation, strings.Join(voters, ", "))))
 }
 
 func (m *moving) gateways() []*Node { return m.Nodes[1:3] }
@@ -204,8 +223,7 @@ func (m *moving) neighbor(addr netip.Addr) string {
 func (m *moving) invariant() {
 	m.t.Helper()
 	for _, addr := range movings {
-		held := m.api.holdings(addr)
-		require.NoError(m.t, misuse(m.uses.all(), addr, held, m.macs))
+		require.NoError(m.t, misuse(m.uses.all(), addr, m.lease, m.macs))
 	}
 	for flow := range m.World.Seen() {
 		if !flow.housekeeping() && !flow.isICMPError() {

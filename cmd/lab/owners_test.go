@@ -156,27 +156,34 @@ func (u *uses) all() []use {
 	return append([]use{}, u.seen...)
 }
 
-// onItsWay bounds for how long a frame that a node has sent may be between its programs and the
-// world's port. The next owner begins after nothing has answered its question who has the address,
-// which takes longer.
-const onItsWay = 300 * time.Millisecond
+// onItsWay bounds for how long a frame that a node has sent is between its programs and the world's
+// port, beyond what other frames are.
+const onItsWay = 30 * time.Millisecond
 
-// misuse returns an error if a node has used an address while it had not the Lease of it, or
-// a host that is no node has.
-func misuse(all []use, addr netip.Addr, held []holding, nodes map[string]string) error {
+// misuse returns an error if two nodes have used an address by turns faster than it can move there
+// and back: a vote for one of them has to run out in between.
+func misuse(all []use, addr netip.Addr, lease time.Duration, nodes map[string]string) error {
+	last := map[string]use{} // by node
 	for _, u := range all {
 		if u.addr != addr {
 			continue
 		}
-		node, legal := nodes[u.mac], false
-		for i, h := range held {
-			ends := len(held) > i+1 && held[i+1].since.Add(onItsWay).Before(u.at)
-			legal = legal || h.node == node && !h.since.After(u.at) && !ends
+		node := nodes[u.mac]
+		if node == "" {
+			return fmt.Errorf("%s of %s by %s, which is no node", u.what, addr, u.mac)
 		}
-		if !legal {
-			return fmt.Errorf("%s of %s by %s (%s) at %s, but the Lease was held by %v",
-				u.what, addr, node, u.mac, u.at.Format(time.StampMicro), held)
+		former, used := last[node]
+		for other, o := range last {
+			if other == node || !used || u.at.Sub(former.at) >= lease/2 {
+				continue
+			}
+			if o.at.Sub(former.at) > onItsWay && u.at.Sub(o.at) > onItsWay {
+				return fmt.Errorf("%s of %s by %s at %s, though %s has used it at %s, and %s before at %s",
+					u.what, addr, node, u.at.Format(time.StampMicro), other,
+					o.at.Format(time.StampMicro), node, former.at.Format(time.StampMicro))
+			}
 		}
+		last[node] = u
 	}
 	return nil
 }

@@ -143,7 +143,7 @@ func (m *moving) established(n *Node) {
 // that of the next owner when an agent is gone.
 func TestTrafficEgressIPByBGP(t *testing.T) {
 	t.Parallel()
-	m := newMoving(t, "20s", "--egress-bgp")
+	m := newMoving(t, time.Second, "--egress-bgp")
 	r := startRouter(m)
 	owners := map[netip.Addr]*Node{}
 	for _, addr := range movings {

@@ -73,7 +73,7 @@ func TestTrafficEgressIPConnections(t *testing.T) {
 		count, err = strconv.Atoi(text)
 		require.NoError(t, err, envConnections)
 	}
-	m := newMoving(t, "10s")
+	m := newMoving(t, time.Second)
 	m.chat()
 	all := m.connect(count)
 	from := m.owner(moving4)
@@ -95,10 +95,8 @@ func TestTrafficEgressIPConnections(t *testing.T) {
 	m.change(from, func(s *nodeState) { s.drained = false })
 	moved("back", from)
 	m.powerOff(from)
-	m.change(from, func(s *nodeState) { s.notReady = true })
 	moved("without power", to)
 	m.powerOn(from)
-	m.change(from, func(s *nodeState) { s.notReady = false })
 	moved("power is back", from)
 }
 
@@ -106,7 +104,7 @@ func TestTrafficEgressIPConnections(t *testing.T) {
 // leaves its node, and when it comes back.
 func TestTrafficEgressIPOfGateway(t *testing.T) {
 	t.Parallel()
-	m := newMoving(t, "20s")
+	m := newMoving(t, time.Second)
 	from := m.owner(moving4)
 	m.pod = m.traffic.pod(from, "b", "a")
 	m.inForce([]string{"ip32", "ip128"}, m.pod)

@@ -38,8 +38,8 @@ func says(change func(*nodeState)) func(*moving, *Node) {
 }
 
 // TestTrafficEgressIPRandom has things happen to both gateways in a random order, also several at a
-// time, and to agents that start. At any time each address is used by the node that has its Lease
-// only, and the pod's packets have it or are not there. In the end each address is carried. Further
+// time, and to agents that start. At any time each address is used by one node only, and the pod's
+// packets have it or are not there. In the end each address is carried. Further
 // runs, as many as SLUICE_RANDOM_SEEDS says, have other orders.
 func TestTrafficEgressIPRandom(t *testing.T) {
 	t.Parallel()
@@ -47,7 +47,7 @@ func TestTrafficEgressIPRandom(t *testing.T) {
 	if more, err := strconv.ParseUint(os.Getenv("SLUICE_RANDOM_SEEDS"), 10, 32); err == nil {
 		runs = more
 	}
-	m := newMoving(t, "10s")
+	m := newMoving(t, time.Second)
 	m.chat()
 	for seed := range runs {
 		m.schedule(rand.New(rand.NewPCG(seed, seed)), fmt.Sprintf("seed %d", seed))
@@ -109,7 +109,6 @@ func (m *moving) schedule(random *rand.Rand, what string) {
 		require.NoError(m.t, owner.Agent.awaitLease(m.ctx, addr))
 		m.carries(addr, owner)
 		m.stays(addr, flows[addr])
-		m.t.Logf("%s: holders of %s: %v", what, addr, m.api.holdings(addr))
 		for _, drained := range []bool{true, false} {
 			m.change(owner, func(s *nodeState) { s.drained = drained })
 			if drained {

@@ -117,10 +117,7 @@ func (k *keeper) start() {
 // tick votes, and brings the addresses to where the votes say. What is wrong with one address
 // concerns no other.
 func (k *keeper) tick(ctx context.Context) error {
-	if err := k.followVoters(); err != nil {
-		return err
-	}
-	errs := []error{k.followCandidates(ctx)}
+	errs := []error{k.followVoters(), k.followCandidates()}
 	if k.set != nil {
 		errs = append(errs, k.voter.listen(k.now, k.entries.clockOf),
 			k.voter.vote(k.set, k.now, k.entries.clockOf, k.voteForSelf))
@@ -143,7 +140,8 @@ func (k *keeper) tick(ctx context.Context) error {
 	return errors.Join(append(errs, k.write())...)
 }
 
-// followVoters tells the programs who votes. A set with a mistake changes nothing.
+// followVoters tells the programs who votes. The last set stays when there is none, or one with a
+// mistake.
 func (k *keeper) followVoters() error {
 	set, _, found := k.Voters.Get(k.DB.ReadTxn(), tables.EgressVotersByIndex(0))
 	switch {
@@ -173,7 +171,7 @@ func (k *keeper) followVoters() error {
 // followCandidates has an entry in the kernel for each address that this node may have, and none for
 // others. An entry stays as long as something may be translated to the address: without one the
 // programs would not look whether the node has it.
-func (k *keeper) followCandidates(ctx context.Context) error {
+func (k *keeper) followCandidates() error {
 	txn := k.DB.ReadTxn()
 	mayHave := map[netip.Addr]bool{}
 	var errs []error

@@ -363,6 +363,8 @@ func TestVotersAreMissing(t *testing.T) {
 	w.assigned(v4)
 	w.set.Put(&tables.EgressVoters{Error: "generation: is missing"})
 	tells("generation: is missing")
-	require.True(t, w.row(v4).Held)
-	require.True(t, w.has(v4))
+	w.wants(v4, "node-2")
+	w.eventually("it goes", func() bool { return !w.has(v4) })
+	w.wants(v4, "node-1")
+	w.assigned(v4) // by the set before
 }
