@@ -370,6 +370,7 @@ type programsTuple6Key struct {
 type programsVotersValue struct {
 	_          structs.HostLayout
 	Clock      uint64
+	Term       uint64
 	Generation uint32
 	Majority   uint32
 	Voters     [5]struct {

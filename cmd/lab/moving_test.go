@@ -64,7 +64,9 @@ func newMoving(t *testing.T, lease time.Duration, more ...string) *moving {
 	m.api, flags = serveAPI(t, m.Cluster)
 	flags = append(flags, more...)
 	for _, n := range m.Nodes {
-		n.Agent.Flags = append(flags, "--egress-ips", "--egress-ip-lease="+lease.String())
+		n.Agent.Flags = append(slices.Clone(flags), "--egress-ips",
+			"--egress-ip-lease="+lease.String(), "--overlay-accept-unsigned=false",
+			"--overlay-keys="+writeKeys(t, m.Cluster, n, overlayKeyA))
 		device, err := n.link(n.EgressDevice())
 		require.NoError(t, err)
 		m.macs[device.Attrs().HardwareAddr.String()] = n.Name

@@ -396,6 +396,7 @@ type judgeTuple6Key struct {
 type judgeVotersValue struct {
 	_          structs.HostLayout
 	Clock      uint64
+	Term       uint64
 	Generation uint32
 	Majority   uint32
 	Voters     [5]struct {

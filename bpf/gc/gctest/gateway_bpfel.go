@@ -514,6 +514,7 @@ type gatewayTuple6Key struct {
 type gatewayVotersValue struct {
 	_          structs.HostLayout
 	Clock      uint64
+	Term       uint64
 	Generation uint32
 	Majority   uint32
 	Voters     [5]struct {
