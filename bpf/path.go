@@ -24,6 +24,8 @@ type PathValue struct {
 
 	Clock      uint64 // the time there, of its last answer to votes: see [VotesFrame]
 	ClockNonce uint64 // of the votes that it answered
+
+	Told uint64 // number of its last message about which addresses it has: see [OwnerFrame]
 }
 
 // PathNonces is how many answers the programs keep the nonces of.

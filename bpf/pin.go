@@ -32,7 +32,7 @@ var programMaps = []string{
 	"sluice_ct4_tcp", "sluice_ct4_any", "sluice_ct6_tcp", "sluice_ct6_any", "sluice_nat4",
 	"sluice_nat6", "sluice_frag4", "sluice_frag6", "sluice_metrics", "sluice_events",
 	RulesMap, RuleSlotsMap, DecidedMap, SharesMap, PortsMap, PathsMap, LedgerMap, MissingMap,
-	VotesMap, VotersMap,
+	VotesMap, VotersMap, ToldMap,
 	TrafficMap, TrafficOwnersMap, TrafficCountsMap, BucketsMap,
 	"sluice_cct4_tcp", "sluice_cct4_any", "sluice_cct6_tcp", "sluice_cct6_any", "sluice_cnat4",
 	"sluice_cnat6", "clusters",
@@ -42,7 +42,7 @@ var programMaps = []string{
 var ErrInUse = errors.New("in use by another agent")
 
 // ownMaps is how many of these, the first ones, package datapath opens.
-const ownMaps = 24
+const ownMaps = 25
 
 // Kernel is the back end of kernel maps, pinned under <bpffs>/sluice. It holds
 // a lock on that directory: there is one agent on a node.

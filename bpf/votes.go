@@ -15,12 +15,14 @@ import (
 	"github.com/dchest/siphash"
 )
 
-// VotesMap is the name of the map of the egress addresses that this node may have, by [ExitKey],
-// and VotersMap that of the nodes that vote for them, by 0 (programs/vote.h). The agent adds and
-// removes entries of the first; the programs note the votes of other nodes.
+// Maps of egress addresses that move (programs/vote.h): VotesMap is the name of that of the addresses
+// that this node may have, by [ExitKey], VotersMap that of the nodes that vote for them, by 0, and
+// ToldMap that of the nodes that have told that they have an address, by [ExitKey]. The agent adds
+// and removes entries; the programs note what other nodes say.
 const (
 	VotesMap  = "sluice_votes"
 	VotersMap = "sluice_voters"
+	ToldMap   = "sluice_told"
 )
 
 // EgressVoters is how many nodes vote at most, and EgressIPs how many addresses a node may have.
@@ -28,6 +30,9 @@ const (
 	EgressVoters = 5
 	EgressIPs    = 1024
 )
+
+// ToldEntries is of how many addresses a node knows which node has them.
+const ToldEntries = 8192
 
 // Vote is the vote of a node for another one.
 type Vote struct {
@@ -53,6 +58,12 @@ type VotersValue struct {
 	Voters     [EgressVoters]Address // underlay addresses
 }
 
+// ToldValue is a value of [ToldMap].
+type ToldValue struct {
+	Node Address // underlay address, zero if no node has told
+	At   uint64  // nanoseconds of CLOCK_BOOTTIME
+}
+
 // HeldBy returns the places of the voters whose votes are valid at a time of CLOCK_BOOTTIME, and
 // whether they are a majority.
 func (v *VotesValue) HeldBy(voters VotersValue, now uint64) (places []int, held bool) {
@@ -68,6 +79,7 @@ func (v *VotesValue) HeldBy(voters VotersValue, now uint64) (places []int, held 
 const (
 	probeVotes ProbeKind = 5
 	probeClock ProbeKind = 6
+	probeOwner ProbeKind = 7
 )
 
 // VotesInFrame is for how many addresses a frame has votes at most.
@@ -87,6 +99,18 @@ type Votes struct {
 
 // VotesFrame returns the frame, inside the overlay packet, of votes from one node to another.
 func VotesFrame(key OverlayKey, from, to netip.Addr, v Votes) []byte {
+	return addrsFrame(key, probeVotes, from, to, v)
+}
+
+// OwnerFrame returns the frame by which a node tells another one that it has addresses, at most
+// VotesInFrame. The number is greater than in any such frame before.
+func OwnerFrame(
+	key OverlayKey, from, to netip.Addr, number uint64, addrs []netip.Addr,
+) []byte {
+	return addrsFrame(key, probeOwner, from, to, Votes{Nonce: number, Addrs: addrs})
+}
+
+func addrsFrame(key OverlayKey, kind ProbeKind, from, to netip.Addr, v Votes) []byte {
 	body := binary.NativeEndian.AppendUint64(nil, v.Nonce)
 	body = binary.NativeEndian.AppendUint64(body, v.Clock)
 	body = binary.NativeEndian.AppendUint64(body, uint64(v.Term))
@@ -96,7 +120,7 @@ func VotesFrame(key OverlayKey, from, to netip.Addr, v Votes) []byte {
 		addr := addr.As16()
 		body = append(body, addr[:]...)
 	}
-	return frame(key, probeVotes, from, to, body)
+	return frame(key, kind, from, to, body)
 }
 
 // ClockFrame returns the frame of the answer to votes: the time of a node.

@@ -50,6 +50,7 @@ func (s Sizes) byName() map[string]uint32 {
 		bpf.PathsMap:   0,
 		bpf.VotesMap:   0,
 		bpf.VotersMap:  0,
+		bpf.ToldMap:    0,
 		bpf.MissingMap: 0,
 		bpf.LedgerMap:  s.Ledger,
 	}
@@ -71,6 +72,7 @@ var copiers = map[string]bpf.Copier{
 	bpf.PathsMap:  bpf.CopyEntries[bpf.NodeKey, bpf.PathValue],
 	bpf.VotesMap:  bpf.CopyEntries[bpf.ExitKey, bpf.VotesValue],
 	bpf.VotersMap: bpf.CopyEntries[uint32, bpf.VotersValue],
+	bpf.ToldMap:   bpf.CopyEntries[bpf.ExitKey, bpf.ToldValue],
 }
 
 // Options say what to load the programs with.

@@ -142,6 +142,7 @@ func TestMapsOfBothSides(t *testing.T) {
 		"sluice_owners":   {bpf.OwnerKey{}, bpf.OwnerValue{}},
 		bpf.VotesMap:      {bpf.ExitKey{}, bpf.VotesValue{}},
 		bpf.VotersMap:     {uint32(0), bpf.VotersValue{}},
+		bpf.ToldMap:       {bpf.ExitKey{}, bpf.ToldValue{}},
 		bpf.LimitsMap:     {bpf.LimitKey{}, bpf.LimitValue{}},
 		bpf.BucketsMap:    {bpf.BucketKey{}, bpf.BucketValue{}},
 		"sluice_covered":  {bpf.CoveredKey{}, bpf.CoveredValue{}},

@@ -195,6 +195,7 @@ func TestOwnMapsAreKnown(t *testing.T) {
 		require.Contains(t, spec.Maps, name)
 		if !slices.Contains([]string{
 			bpf.SharesMap, bpf.PortsMap, bpf.PathsMap, bpf.VotesMap, bpf.VotersMap,
+			bpf.ToldMap,
 		}, name) {
 			require.Equal(t, ebpf.LRUHash, spec.Maps[name].Type)
 		}
@@ -233,6 +234,7 @@ func TestLayouts(t *testing.T) {
 		"sluice_exits":    {bpf.ExitKey{}, bpf.ExitValue{}},
 		bpf.VotesMap:      {bpf.ExitKey{}, bpf.VotesValue{}},
 		bpf.VotersMap:     {uint32(0), bpf.VotersValue{}},
+		bpf.ToldMap:       {bpf.ExitKey{}, bpf.ToldValue{}},
 		bpf.LimitsMap:     {bpf.LimitKey{}, bpf.LimitValue{}},
 		"sluice_covered":  {bpf.CoveredKey{}, bpf.CoveredValue{}},
 		"sluice_nodes":    {bpf.NodeKey{}, bpf.NodeValue{}},

@@ -262,6 +262,7 @@ type programsPathValue struct {
 	Nonces     [4]uint64
 	Clock      uint64
 	ClockNonce uint64
+	Told       uint64
 }
 
 type programsPortKey struct {
@@ -318,6 +319,15 @@ type programsStateValue struct {
 	_          structs.HostLayout
 	Slot       uint32
 	Generation uint32
+}
+
+type programsToldValue struct {
+	_    structs.HostLayout
+	Node struct {
+		_     structs.HostLayout
+		Bytes [16]uint8
+	}
+	At uint64
 }
 
 type programsTrafficCount struct {
@@ -433,6 +443,7 @@ const (
 	programsMapSluiceShares     = "sluice_shares"
 	programsMapSluiceState      = "sluice_state"
 	programsMapSluiceSubjects   = "sluice_subjects"
+	programsMapSluiceTold       = "sluice_told"
 	programsMapSluiceTraffic    = "sluice_traffic"
 	programsMapSluiceTrafhits   = "sluice_trafhits"
 	programsMapSluiceTrafown    = "sluice_trafown"
@@ -543,6 +554,7 @@ type programsMapSpecs struct {
 	SluiceShares   *ebpf.MapSpec `ebpf:"sluice_shares"`
 	SluiceState    *ebpf.MapSpec `ebpf:"sluice_state"`
 	SluiceSubjects *ebpf.MapSpec `ebpf:"sluice_subjects"`
+	SluiceTold     *ebpf.MapSpec `ebpf:"sluice_told"`
 	SluiceTraffic  *ebpf.MapSpec `ebpf:"sluice_traffic"`
 	SluiceTrafhits *ebpf.MapSpec `ebpf:"sluice_trafhits"`
 	SluiceTrafown  *ebpf.MapSpec `ebpf:"sluice_trafown"`
@@ -619,6 +631,7 @@ type programsMaps struct {
 	SluiceShares   *ebpf.Map `ebpf:"sluice_shares"`
 	SluiceState    *ebpf.Map `ebpf:"sluice_state"`
 	SluiceSubjects *ebpf.Map `ebpf:"sluice_subjects"`
+	SluiceTold     *ebpf.Map `ebpf:"sluice_told"`
 	SluiceTraffic  *ebpf.Map `ebpf:"sluice_traffic"`
 	SluiceTrafhits *ebpf.Map `ebpf:"sluice_trafhits"`
 	SluiceTrafown  *ebpf.Map `ebpf:"sluice_trafown"`
@@ -668,6 +681,7 @@ func (m *programsMaps) Close() error {
 		m.SluiceShares,
 		m.SluiceState,
 		m.SluiceSubjects,
+		m.SluiceTold,
 		m.SluiceTraffic,
 		m.SluiceTrafhits,
 		m.SluiceTrafown,

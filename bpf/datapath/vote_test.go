@@ -154,6 +154,7 @@ func TestVotesForged(t *testing.T) {
 	for name, right := range map[string][]byte{
 		"votes": bpf.VotesFrame(firstKey, node, f.NodeIP, votes),
 		"clock": bpf.ClockFrame(firstKey, node, f.NodeIP, nonce, 1),
+		"owner": bpf.OwnerFrame(firstKey, node, f.NodeIP, 1, votes.Addrs),
 	} {
 		for i := range right {
 			if i == 12 || i == 13 {
@@ -184,4 +185,39 @@ func TestVotesForged(t *testing.T) {
 	f.dropped(f.probed(node, bpf.VotesFrame(firstKey, node, f.NodeIP, many)), bpf.ReasonMalformed)
 	f.probed(node, bpf.VotesFrame(firstKey, node, f.NodeIP, votes))
 	require.True(f, f.held(f.Egress))
+}
+
+// toldBy reads which node has told that it has an address.
+func (f *fixture) toldBy(addr netip.Addr) (v bpf.ToldValue) {
+	f.Helper()
+	require.NoError(f, f.Map(bpf.ToldMap).Lookup(bpf.ExitKey{Addr: bpf.AddressFrom(addr)}, &v))
+	return v
+}
+
+// TestOwnerIsNoted: a node that tells that it has an address is noted, until another one does. What
+// was sent before is not taken again.
+func TestOwnerIsNoted(t *testing.T) {
+	eachFamily(t, func(f *fixture) {
+		votingFixture(f)
+		tell := func(node netip.Addr, number uint64) *packettest.Result {
+			return f.probed(node, bpf.OwnerFrame(
+				firstKey, node, f.NodeIP, number, []netip.Addr{f.NodeIP, f.Egress}))
+		}
+		f.dropped(tell(f.SecondNode, 5), bpf.ReasonNoRule)
+		f.probes(f.SecondNode)
+		f.probes(f.ThirdNode)
+		key := bpf.ExitKey{Addr: bpf.AddressFrom(f.Egress)}
+		require.NoError(f, f.Map(bpf.ToldMap).Put(key, bpf.ToldValue{}))
+		require.Equal(f, packettest.Next, tell(f.SecondNode, 5).Verdict)
+		require.Equal(f, bpf.AddressFrom(f.SecondNode), f.toldBy(f.Egress).Node)
+		require.NotZero(f, f.toldBy(f.Egress).At)
+		require.Equal(f, packettest.Next, tell(f.ThirdNode, 2).Verdict)
+		require.Equal(f, bpf.AddressFrom(f.ThirdNode), f.toldBy(f.Egress).Node)
+		for _, number := range []uint64{4, 5} {
+			f.dropped(tell(f.SecondNode, number), bpf.ReasonNoRule)
+		}
+		require.Equal(f, bpf.AddressFrom(f.ThirdNode), f.toldBy(f.Egress).Node)
+		tell(f.SecondNode, 6)
+		require.Equal(f, bpf.AddressFrom(f.SecondNode), f.toldBy(f.Egress).Node)
+	})
 }

@@ -367,6 +367,7 @@ type programsPathValue struct {
 	Nonces     [4]uint64
 	Clock      uint64
 	ClockNonce uint64
+	Told       uint64
 }
 
 type programsPortKey struct {
@@ -436,6 +437,15 @@ type programsStateValue struct {
 	_          structs.HostLayout
 	Slot       uint32
 	Generation uint32
+}
+
+type programsToldValue struct {
+	_    structs.HostLayout
+	Node struct {
+		_     structs.HostLayout
+		Bytes [16]uint8
+	}
+	At uint64
 }
 
 type programsTrafficCount struct {
@@ -554,6 +564,7 @@ const (
 	programsMapSluiceState      = "sluice_state"
 	programsMapSluiceSubjects   = "sluice_subjects"
 	programsMapSluiceSuspects   = "sluice_suspects"
+	programsMapSluiceTold       = "sluice_told"
 	programsMapSluiceTraffic    = "sluice_traffic"
 	programsMapSluiceTrafhits   = "sluice_trafhits"
 	programsMapSluiceTrafown    = "sluice_trafown"
@@ -695,6 +706,7 @@ type programsMapSpecs struct {
 	SluiceState    *ebpf.MapSpec `ebpf:"sluice_state"`
 	SluiceSubjects *ebpf.MapSpec `ebpf:"sluice_subjects"`
 	SluiceSuspects *ebpf.MapSpec `ebpf:"sluice_suspects"`
+	SluiceTold     *ebpf.MapSpec `ebpf:"sluice_told"`
 	SluiceTraffic  *ebpf.MapSpec `ebpf:"sluice_traffic"`
 	SluiceTrafhits *ebpf.MapSpec `ebpf:"sluice_trafhits"`
 	SluiceTrafown  *ebpf.MapSpec `ebpf:"sluice_trafown"`
@@ -780,6 +792,7 @@ type programsMaps struct {
 	SluiceState    *ebpf.Map `ebpf:"sluice_state"`
 	SluiceSubjects *ebpf.Map `ebpf:"sluice_subjects"`
 	SluiceSuspects *ebpf.Map `ebpf:"sluice_suspects"`
+	SluiceTold     *ebpf.Map `ebpf:"sluice_told"`
 	SluiceTraffic  *ebpf.Map `ebpf:"sluice_traffic"`
 	SluiceTrafhits *ebpf.Map `ebpf:"sluice_trafhits"`
 	SluiceTrafown  *ebpf.Map `ebpf:"sluice_trafown"`
@@ -832,6 +845,7 @@ func (m *programsMaps) Close() error {
 		m.SluiceState,
 		m.SluiceSubjects,
 		m.SluiceSuspects,
+		m.SluiceTold,
 		m.SluiceTraffic,
 		m.SluiceTrafhits,
 		m.SluiceTrafown,

@@ -228,6 +228,14 @@ struct voters_value {
 	struct address voters[EGRESS_VOTERS]; /* underlay addresses */
 };
 
+/* sluice_told: egress addresses that move, and which node has told that it has one. Its key is an
+ * exit_key. */
+
+struct told_value {
+	struct address node; /* underlay address; none: no node has told */
+	__u64 at;	     /* nanoseconds of CLOCK_BOOTTIME */
+};
+
 /* sluice_blocks: egress addresses that move, to which the nodes of pods translate themselves, by
  * ports of their own: a gateway keeps nothing of a connection. Its key is an exit_key. */
 
@@ -362,6 +370,7 @@ struct path_value {
 	__u64 nonces[PATH_NONCES]; /* of the last ones, by their number modulo PATH_NONCES */
 	__u64 clock;	   /* the time there, of its last answer to votes */
 	__u64 clock_nonce; /* of the votes that it answered */
+	__u64 told;	   /* number of the last message about which addresses it has */
 };
 
 /* sluice_config: one entry, under index 0. */

@@ -124,6 +124,7 @@ COUNTED_BY_PACKETS(sluice_ports, 1024, struct port_key);
 
 UPDATED_BY_PACKETS(sluice_paths, 16384, struct node_key, struct path_value);
 UPDATED_BY_PACKETS(sluice_votes, 1024, struct exit_key, struct votes_value);
+UPDATED_BY_PACKETS(sluice_told, 8192, struct exit_key, struct told_value);
 UPDATED_BY_PACKETS(sluice_voters, 1, __u32, struct voters_value); /* by the agent only */
 
 WRITTEN_BY_PACKETS(sluice_frag4, struct frag4_key, struct frag_value);

@@ -1,10 +1,14 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 
-/* Votes: a node tells another one which egress addresses it shall have, again and again. They
- * come over the overlay, as probes do, and the programs note them whether or not the agent
- * runs. The answer is the time here, which the voter sends back with its next votes: they are valid
- * for a term from that time on. So they run out here before the voter, which counts the term from
- * when it got the answer, votes for another node, however long packets are on their way. */
+/* Messages about egress addresses that move, over the overlay, as probes are. The programs note them
+ * whether or not the agent runs.
+ *
+ * Votes: a node tells another one which addresses it shall have, again and again. The answer is the
+ * time here, which the voter sends back with its next votes: they are valid for a term from that time
+ * on. So they run out here before the voter, which counts the term from when it got the answer, votes
+ * for another node, however long packets are on their way.
+ *
+ * Owners: a node tells all others which addresses it has, so that they send there. */
 
 #pragma once
 
@@ -12,7 +16,8 @@
 #include "probe.h"
 
 #define PROOF_VOTES 5	/* beside PROOF_PROBE */
-#define PROOF_CLOCK 6	/* a probe, whose nonce is followed by the time */
+#define PROOF_CLOCK 6	/* the answer */
+#define PROOF_OWNER 7	/* as votes, of which only nonce, count and addresses are used */
 #define VOTES_IN_FRAME 64
 
 struct votes_frame {
@@ -38,7 +43,7 @@ static __always_inline long vote_at(struct __sk_buff *ctx, __u32 place, struct a
 	return bpf_skb_load_bytes(ctx, sizeof(struct votes_frame) + place * sizeof(*addr), addr, sizeof(*addr));
 }
 
-/* Returns the MAC of a frame of votes, 0 if it is malformed. */
+/* Returns the MAC of a frame of votes, or of an owner, 0 if it is malformed. */
 SUBPROGRAM __u64 votes_mac(struct __sk_buff *ctx, const struct votes_frame *votes, const struct address *from,
 			   const struct address *to, const struct overlay_key *key)
 {
@@ -61,7 +66,7 @@ SUBPROGRAM __u64 votes_mac(struct __sk_buff *ctx, const struct votes_frame *vote
 		siphash_add(&s, addr.halves[1]);
 	}
 	siphash_add_addresses(&s, from, to, ipv4);
-	siphash_add(&s, (__u64)PROOF_VOTES << 48 | (__u64)ipv4 << 56);
+	siphash_add(&s, (__u64)votes->proof.direction << 48 | (__u64)ipv4 << 56);
 	return siphash_end(&s, 32 + votes->count * sizeof(addr) + (ipv4 ? 8 : 32) + 8);
 }
 
@@ -190,6 +195,39 @@ SUBPROGRAM int take_clock(struct __sk_buff *ctx, const struct config_value *cfg,
 	return 0;
 }
 
+/* Takes which addresses a node has. Returns 0, or a reason, negative, to drop it. */
+SUBPROGRAM int take_owner(struct __sk_buff *ctx, const struct config_value *cfg, const struct address *node)
+{
+	const struct overlay_keys_value *keys = overlay_keys();
+	const struct overlay_key *key;
+	struct votes_frame owner;
+	struct path_value *path;
+	struct told_value *told;
+	struct address addr;
+
+	if (!cfg || !node || !keys || bpf_skb_load_bytes(ctx, 0, &owner, sizeof(owner)))
+		return -REASON_MALFORMED;
+	if (owner.count > VOTES_IN_FRAME)
+		return -REASON_MALFORMED;
+	key = key_of_number(keys, owner.proof.key);
+	if (!key || !is_mac(&owner.proof, votes_mac(ctx, &owner, node, &cfg->underlay, key)))
+		return -REASON_OVERLAY_KEY;
+	path = bpf_map_lookup_elem(&sluice_paths, node);
+	if (!path || owner.nonce <= path->told) /* it was sent again, or is late */
+		return -REASON_NO_RULE;
+	path->told = owner.nonce;
+	for (__u32 i = 0; i < VOTES_IN_FRAME && i < owner.count; i++) {
+		if (vote_at(ctx, i, &addr))
+			break;
+		told = bpf_map_lookup_elem(&sluice_told, &addr);
+		if (!told)
+			continue;
+		told->node = *node;
+		told->at = bpf_ktime_get_boot_ns();
+	}
+	return 0;
+}
+
 /* Takes what agents send to each other. Returns a verdict, 0 for what the agent waits for, or a
  * reason, negative, to drop it. */
 static __always_inline int take_message(struct __sk_buff *ctx, const struct config_value *cfg,
@@ -204,6 +242,8 @@ static __always_inline int take_message(struct __sk_buff *ctx, const struct conf
 		return take_votes(ctx, cfg, node);
 	case PROOF_CLOCK:
 		return take_clock(ctx, cfg, node);
+	case PROOF_OWNER:
+		return take_owner(ctx, cfg, node);
 	}
 	return take_probe(ctx, cfg, node);
 }

@@ -270,6 +270,7 @@ type judgePathValue struct {
 	Nonces     [4]uint64
 	Clock      uint64
 	ClockNonce uint64
+	Told       uint64
 }
 
 type judgePortKey struct {
@@ -344,6 +345,15 @@ type judgeStateValue struct {
 	_          structs.HostLayout
 	Slot       uint32
 	Generation uint32
+}
+
+type judgeToldValue struct {
+	_    structs.HostLayout
+	Node struct {
+		_     structs.HostLayout
+		Bytes [16]uint8
+	}
+	At uint64
 }
 
 type judgeTrafficCount struct {
@@ -461,6 +471,7 @@ const (
 	judgeMapSluiceShares   = "sluice_shares"
 	judgeMapSluiceState    = "sluice_state"
 	judgeMapSluiceSubjects = "sluice_subjects"
+	judgeMapSluiceTold     = "sluice_told"
 	judgeMapSluiceTraffic  = "sluice_traffic"
 	judgeMapSluiceTrafhits = "sluice_trafhits"
 	judgeMapSluiceTrafown  = "sluice_trafown"
@@ -561,6 +572,7 @@ type judgeMapSpecs struct {
 	SluiceShares   *ebpf.MapSpec `ebpf:"sluice_shares"`
 	SluiceState    *ebpf.MapSpec `ebpf:"sluice_state"`
 	SluiceSubjects *ebpf.MapSpec `ebpf:"sluice_subjects"`
+	SluiceTold     *ebpf.MapSpec `ebpf:"sluice_told"`
 	SluiceTraffic  *ebpf.MapSpec `ebpf:"sluice_traffic"`
 	SluiceTrafhits *ebpf.MapSpec `ebpf:"sluice_trafhits"`
 	SluiceTrafown  *ebpf.MapSpec `ebpf:"sluice_trafown"`
@@ -637,6 +649,7 @@ type judgeMaps struct {
 	SluiceShares   *ebpf.Map `ebpf:"sluice_shares"`
 	SluiceState    *ebpf.Map `ebpf:"sluice_state"`
 	SluiceSubjects *ebpf.Map `ebpf:"sluice_subjects"`
+	SluiceTold     *ebpf.Map `ebpf:"sluice_told"`
 	SluiceTraffic  *ebpf.Map `ebpf:"sluice_traffic"`
 	SluiceTrafhits *ebpf.Map `ebpf:"sluice_trafhits"`
 	SluiceTrafown  *ebpf.Map `ebpf:"sluice_trafown"`
@@ -688,6 +701,7 @@ func (m *judgeMaps) Close() error {
 		m.SluiceShares,
 		m.SluiceState,
 		m.SluiceSubjects,
+		m.SluiceTold,
 		m.SluiceTraffic,
 		m.SluiceTrafhits,
 		m.SluiceTrafown,

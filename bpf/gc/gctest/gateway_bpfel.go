@@ -363,6 +363,7 @@ type gatewayPathValue struct {
 	Nonces     [4]uint64
 	Clock      uint64
 	ClockNonce uint64
+	Told       uint64
 }
 
 type gatewayPortKey struct {
@@ -427,6 +428,15 @@ type gatewayStateValue struct {
 	_          structs.HostLayout
 	Slot       uint32
 	Generation uint32
+}
+
+type gatewayToldValue struct {
+	_    structs.HostLayout
+	Node struct {
+		_     structs.HostLayout
+		Bytes [16]uint8
+	}
+	At uint64
 }
 
 type gatewayTrafficCount struct {
@@ -578,6 +588,7 @@ const (
 	gatewayMapSluiceShares     = "sluice_shares"
 	gatewayMapSluiceState      = "sluice_state"
 	gatewayMapSluiceSubjects   = "sluice_subjects"
+	gatewayMapSluiceTold       = "sluice_told"
 	gatewayMapSluiceTraffic    = "sluice_traffic"
 	gatewayMapSluiceTrafhits   = "sluice_trafhits"
 	gatewayMapSluiceTrafown    = "sluice_trafown"
@@ -695,6 +706,7 @@ type gatewayMapSpecs struct {
 	SluiceShares   *ebpf.MapSpec `ebpf:"sluice_shares"`
 	SluiceState    *ebpf.MapSpec `ebpf:"sluice_state"`
 	SluiceSubjects *ebpf.MapSpec `ebpf:"sluice_subjects"`
+	SluiceTold     *ebpf.MapSpec `ebpf:"sluice_told"`
 	SluiceTraffic  *ebpf.MapSpec `ebpf:"sluice_traffic"`
 	SluiceTrafhits *ebpf.MapSpec `ebpf:"sluice_trafhits"`
 	SluiceTrafown  *ebpf.MapSpec `ebpf:"sluice_trafown"`
@@ -784,6 +796,7 @@ type gatewayMaps struct {
 	SluiceShares   *ebpf.Map `ebpf:"sluice_shares"`
 	SluiceState    *ebpf.Map `ebpf:"sluice_state"`
 	SluiceSubjects *ebpf.Map `ebpf:"sluice_subjects"`
+	SluiceTold     *ebpf.Map `ebpf:"sluice_told"`
 	SluiceTraffic  *ebpf.Map `ebpf:"sluice_traffic"`
 	SluiceTrafhits *ebpf.Map `ebpf:"sluice_trafhits"`
 	SluiceTrafown  *ebpf.Map `ebpf:"sluice_trafown"`
@@ -834,6 +847,7 @@ func (m *gatewayMaps) Close() error {
 		m.SluiceShares,
 		m.SluiceState,
 		m.SluiceSubjects,
+		m.SluiceTold,
 		m.SluiceTraffic,
 		m.SluiceTrafhits,
 		m.SluiceTrafown,
