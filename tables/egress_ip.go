@@ -18,6 +18,11 @@ type EgressIP struct {
 	NodeAddr netip.Addr `json:"nodeAddr,omitzero"` // underlay address of the node
 	Reason   string     `json:"reason,omitempty"`  // why no node, or this one by no device
 
+	// Owner is the node that has it, as that has told; empty if none has told of late, or if it is
+	// lost for this node.
+	Owner     string     `json:"owner,omitempty"`
+	OwnerAddr netip.Addr `json:"ownerAddr,omitzero"` // underlay address of the owner
+
 	IfIndex uint32 `json:"ifIndex,omitempty"` // of this node, if it may have the address
 	Device  string `json:"device,omitempty"`
 }
@@ -26,19 +31,29 @@ type EgressIP struct {
 func (e *EgressIP) Equal(o *EgressIP) bool {
 	return e.Addr == o.Addr && e.Pool == o.Pool && slices.Equal(e.Policies, o.Policies) &&
 		e.Node == o.Node && e.NodeAddr == o.NodeAddr && e.Reason == o.Reason &&
+		e.Owner == o.Owner && e.OwnerAddr == o.OwnerAddr &&
 		e.IfIndex == o.IfIndex && e.Device == o.Device
+}
+
+// At returns the node to which this one sends what is to leave with the address: the owner, and
+// while that is not known, the node that shall have the address.
+func (e *EgressIP) At() (node string, addr netip.Addr) {
+	if e.Owner != "" {
+		return e.Owner, e.OwnerAddr
+	}
+	return e.Node, e.NodeAddr
 }
 
 // TableHeader implements [statedb.TableWritable].
 func (*EgressIP) TableHeader() []string {
-	return []string{"Address", "Pool", "Policies", "Node", "Device", "Reason"}
+	return []string{"Address", "Pool", "Policies", "Node", "Owner", "Device", "Reason"}
 }
 
 // TableRow implements [statedb.TableWritable].
 func (e *EgressIP) TableRow() []string {
 	return []string{
-		e.Addr.String(), e.Pool, listColumn(e.Policies, ", "), orDash(e.Node), orDash(e.Device),
-		orDash(e.Reason),
+		e.Addr.String(), e.Pool, listColumn(e.Policies, ", "), orDash(e.Node), orDash(e.Owner),
+		orDash(e.Device), orDash(e.Reason),
 	}
 }
 

@@ -14,17 +14,22 @@ type ProbeTarget struct {
 
 	// Witness says that it is no gateway: its answers show that the network of this node works.
 	Witness bool `json:"witness"`
+
+	// Voted says that this node is a voter and votes for it: it is probed all the time.
+	Voted bool `json:"voted,omitempty"`
 }
 
 // Equal reports whether two rows are the same.
 func (p *ProbeTarget) Equal(o *ProbeTarget) bool { return *p == *o }
 
 // TableHeader implements [statedb.TableWritable].
-func (*ProbeTarget) TableHeader() []string { return []string{"Node", "Address", "Witness"} }
+func (*ProbeTarget) TableHeader() []string { return []string{"Node", "Address", "Witness", "Voted"} }
 
 // TableRow implements [statedb.TableWritable].
 func (p *ProbeTarget) TableRow() []string {
-	return []string{p.Node, p.Addr.String(), strconv.FormatBool(p.Witness)}
+	return []string{
+		p.Node, p.Addr.String(), strconv.FormatBool(p.Witness), strconv.FormatBool(p.Voted),
+	}
 }
 
 var (

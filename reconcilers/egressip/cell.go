@@ -5,6 +5,8 @@
 //
 //	egress-ips, egress-voters ──► votes for other nodes, egress-ip-votes
 //	votes of other nodes ──► egress-ip-leases ──► addresses at devices, ARP, neighbor discovery
+//	                                          └──► what it has, told to all nodes
+//	what other nodes tell ──► egress-ip-owners
 //
 // Some nodes are voters. A voter tells each node again and again for which addresses it votes, and
 // votes for one node at a time for an address: before it votes for another one, what it last told
@@ -38,6 +40,7 @@ var Cell = cell.Module(
 	cell.Config(DefaultConfig),
 	tables.Own(tables.NewEgressIPLeaseTable),
 	tables.Own(tables.NewEgressIPVoteTable),
+	tables.Own(tables.NewEgressIPOwnerTable),
 	cell.Provide(func(t statedb.RWTable[*tables.EgressIPLease]) tables.SourceOut {
 		return tables.NewSourceOut("egress-ip-leases", t)
 	}),
@@ -93,6 +96,8 @@ type params struct {
 	Voters        statedb.Table[*tables.EgressVoters]
 	Leases        statedb.RWTable[*tables.EgressIPLease]
 	Votes         statedb.RWTable[*tables.EgressIPVote]
+	Owners        statedb.RWTable[*tables.EgressIPOwner]
+	Nodes         statedb.Table[*tables.Node]
 	Devices       statedb.Table[*tables.Device]
 	Exits         statedb.Table[*tables.ExitMirror]
 	Attachments   statedb.Table[*tables.Attachment]

@@ -35,17 +35,44 @@ func keyOf(addr netip.Addr) bpf.ExitKey { return bpf.ExitKey{Addr: bpf.AddressFr
 
 // all returns the entries of all addresses that this node may have.
 func (e kernelEntries) all() (map[netip.Addr]bpf.VotesValue, error) {
-	entries := map[netip.Addr]bpf.VotesValue{}
-	keys, values := make([]bpf.ExitKey, bpf.EgressIPs), make([]bpf.VotesValue, bpf.EgressIPs)
+	return read[bpf.VotesValue](e.votes(), bpf.EgressIPs)
+}
+
+// told returns which nodes have told that they have addresses.
+func (e kernelEntries) told() (map[netip.Addr]bpf.ToldValue, error) {
+	return read[bpf.ToldValue](e.Map(bpf.ToldMap), bpf.ToldEntries)
+}
+
+func read[V any](m *ebpf.Map, most int) (map[netip.Addr]V, error) {
+	entries := map[netip.Addr]V{}
+	keys, values := make([]bpf.ExitKey, most), make([]V, most)
 	var cursor ebpf.MapBatchCursor
-	n, err := e.votes().BatchLookup(&cursor, keys, values, nil)
+	n, err := m.BatchLookup(&cursor, keys, values, nil)
 	if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-		return nil, fmt.Errorf("read %s: %w", bpf.VotesMap, err)
+		return nil, fmt.Errorf("read %s: %w", m, err)
 	}
 	for i := range n {
 		entries[keys[i].Addr.Addr()] = values[i]
 	}
 	return entries, nil
+}
+
+// expect has the programs note which node tells that it has an address.
+func (e kernelEntries) expect(addr netip.Addr) error {
+	err := e.Map(bpf.ToldMap).Update(keyOf(addr), bpf.ToldValue{}, ebpf.UpdateNoExist)
+	if err != nil && !errors.Is(err, ebpf.ErrKeyExist) {
+		return fmt.Errorf("add %s to %s: %w", addr, bpf.ToldMap, err)
+	}
+	return nil
+}
+
+// expectNoMore is the contrary of [kernelEntries.expect].
+func (e kernelEntries) expectNoMore(addr netip.Addr) error {
+	err := e.Map(bpf.ToldMap).Delete(keyOf(addr))
+	if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return fmt.Errorf("remove %s from %s: %w", addr, bpf.ToldMap, err)
+	}
+	return nil
 }
 
 // put writes the entry of an address. Votes that come in the meantime are lost, or replaced by those

@@ -24,6 +24,8 @@ import (
 type keeper struct {
 	params
 	voter       *voter
+	herald      *herald
+	socket      *sockets
 	entries     kernelEntries
 	now         func() uint64
 	initialized func(statedb.WriteTxn)
@@ -36,10 +38,13 @@ type keeper struct {
 }
 
 func newKeeper(p params, initialized func(statedb.WriteTxn)) *keeper {
+	entries, socket := kernelEntries{p.Datapath}, &sockets{params: p, open: openSocket}
 	return &keeper{
 		params: p, initialized: initialized, owned: map[netip.Addr]*owned{},
-		checks: make(chan check), now: now, entries: kernelEntries{p.Datapath},
-		voter: newVoter(p, openSocket),
+		checks: make(chan check), now: now, entries: entries, socket: socket,
+		voter: newVoter(p, socket),
+		herald: &herald{params: p, entries: entries, now: now, socket: socket,
+			expected: map[netip.Addr]bool{}},
 	}
 }
 
@@ -70,11 +75,11 @@ func (k *keeper) run(ctx context.Context, health cell.Health) error {
 		return err
 	}
 	k.start()
-	defer k.voter.closeTransport()
+	defer k.socket.close()
 	for {
 		k.report(k.tick(ctx))
 		next := k.Config.tick()
-		if len(k.owned) == 0 && k.voter.transport == nil && k.IPs.NumObjects(k.DB.ReadTxn()) == 0 {
+		if len(k.owned) == 0 && k.IPs.NumObjects(k.DB.ReadTxn()) == 0 {
 			next = lookIdle
 		}
 		if !pause.For(ctx, next) {
@@ -104,7 +109,7 @@ func (k *keeper) adopt() error {
 		o.assigned = device != 0 && device == int(entry.IfIndex)
 		k.owned[addr] = o
 	}
-	return k.write()
+	return errors.Join(k.herald.adopt(), k.write())
 }
 
 // start says that the rows are complete.
@@ -129,6 +134,7 @@ func (k *keeper) tick(ctx context.Context) error {
 		return errors.Join(append(errs, err)...)
 	}
 	k.takeChecks()
+	var has []netip.Addr
 	for _, addr := range slices.SortedFunc(maps.Keys(k.owned), netip.Addr.Compare) {
 		o := k.owned[addr]
 		o.votes(entries[addr], k.kernelSet, k.set, k.now())
@@ -136,8 +142,12 @@ func (k *keeper) tick(ctx context.Context) error {
 		if o.problem != nil {
 			errs = append(errs, o.problem)
 		}
+		if o.held && o.assigned {
+			has = append(has, addr)
+		}
 	}
-	return errors.Join(append(errs, k.write())...)
+	errs = append(errs, k.write(), k.herald.tell(has), k.herald.listen(has))
+	return errors.Join(errs...)
 }
 
 // followVoters tells the programs who votes. The last set stays when there is none, or one with a

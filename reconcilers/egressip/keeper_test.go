@@ -4,12 +4,14 @@ package egressip
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net"
 	"net/netip"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -29,6 +31,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/bpf/frames"
 	"github.com/sluice-net/sluice/tables"
 	"github.com/sluice-net/sluice/tables/tablestest"
 )
@@ -69,7 +72,7 @@ type world struct {
 	exits         tablestest.Table[*tables.ExitMirror]
 	devices       tablestest.Table[*tables.Device]
 	votes, voters *ebpf.Map
-	paths         *ebpf.Map
+	paths, told   *ebpf.Map
 	near, far     *net.Interface // the node's device, and the other end of its link
 	health        *cell.SimpleHealth
 	stop          func()
@@ -80,6 +83,7 @@ func (w *world) Loaded() bool { return true }
 func (w *world) Map(name string) *ebpf.Map {
 	return map[string]*ebpf.Map{
 		bpf.VotesMap: w.votes, bpf.VotersMap: w.voters, bpf.PathsMap: w.paths,
+		bpf.ToldMap: w.told,
 	}[name]
 }
 
@@ -128,6 +132,7 @@ func newWorld(t *testing.T) *world {
 	w.votes = newMap[bpf.ExitKey, bpf.VotesValue](t, bpf.EgressIPs)
 	w.voters = newMap[uint32, bpf.VotersValue](t, 1)
 	w.paths = newMap[bpf.NodeKey, bpf.PathValue](t, 1)
+	w.told = newMap[bpf.ExitKey, bpf.ToldValue](t, bpf.ToldEntries)
 	w.fill()
 	return w
 }
@@ -162,6 +167,8 @@ func (w *world) fill() {
 		Enabled: tables.EgressIPs{Enabled: true}, IPs: w.ips, Voters: w.set,
 		Leases: tablestest.Open(w.T, w.db, tables.NewEgressIPLeaseTable),
 		Votes:  tablestest.Open(w.T, w.db, tables.NewEgressIPVoteTable),
+		Owners: tablestest.Open(w.T, w.db, tables.NewEgressIPOwnerTable),
+		Nodes:  tablestest.Open(w.T, w.db, tables.NewNodeTable),
 		Exits:  w.exits, Devices: w.devices, Attachments: attachments, ConfigEntries: config,
 		Settings: settings, Keys: keys, LocalNode: tables.LocalNode{Name: "node-1"},
 	}
@@ -367,4 +374,77 @@ func TestVotersAreMissing(t *testing.T) {
 	w.eventually("it goes", func() bool { return !w.has(v4) })
 	w.wants(v4, "node-1")
 	w.assigned(v4) // by the set before
+}
+
+// sent is a message to a node.
+type sent struct {
+	to    netip.Addr
+	frame []byte
+}
+
+// wire keeps what a node sends.
+type wire struct{ frames []sent }
+
+func (w *wire) Send(frame []byte, to netip.Addr) error {
+	w.frames = append(w.frames, sent{to, slices.Clone(frame)})
+	return nil
+}
+
+func (*wire) Close() error { return nil }
+
+// TestOwnersAreTold: a node tells all others which addresses it has, at first some times and then from
+// time to time, each time with a greater number, and believes others for a while.
+func TestOwnersAreTold(t *testing.T) {
+	w := newWorld(t)
+	h, out := w.herald, &wire{}
+	h.socket.open = func(frames.Overlay) (transport, error) { return out, nil }
+	clock := uint64(1e9)
+	h.now = func() uint64 { return clock }
+	for i := range 3 {
+		tablestest.Insert(t, w.db, w.Nodes.(statedb.RWTable[*tables.Node]), &tables.Node{
+			Name:        fmt.Sprintf("node-%d", i+1),
+			InternalIPs: []netip.Addr{netip.AddrFrom4([4]byte{192, 0, 2, byte(i + 1)})},
+		})
+	}
+	for range 10 * tellFirst {
+		clock += 1e7
+		require.NoError(t, h.tell([]netip.Addr{v4, v6}))
+	}
+	require.Len(t, out.frames, 2*tellFirst)
+	last := uint64(0)
+	for i, m := range out.frames {
+		number := binary.NativeEndian.Uint64(m.frame[14:])
+		require.Greater(t, number, last)
+		last = number
+		require.Equal(t, netip.AddrFrom4([4]byte{192, 0, 2, byte(2 + i%2)}), m.to)
+	}
+	clock += tellLater
+	require.NoError(t, h.tell([]netip.Addr{v4, v6}))
+	require.Len(t, out.frames, 2*tellFirst+2)
+	require.NoError(t, h.tell([]netip.Addr{v4}))
+	require.Len(t, out.frames, 2*tellFirst+4, "others at once")
+
+	owner := func() string {
+		require.NoError(t, h.listen(nil))
+		row, _, found := h.Owners.Get(w.db.ReadTxn(), tables.EgressIPOwnerByAddr(v6))
+		if !found {
+			return ""
+		}
+		return row.NodeAddr.String()
+	}
+	require.Empty(t, owner())
+	require.ErrorIs(t, w.told.Lookup(keyOf(v6), &bpf.ToldValue{}), ebpf.ErrKeyNotExist)
+	w.wants(v6, "node-2")
+	require.Empty(t, owner())
+	require.NoError(t, w.told.Update(keyOf(v6), bpf.ToldValue{
+		Node: bpf.AddressFrom(netip.MustParseAddr("192.0.2.3")), At: clock}, ebpf.UpdateExist))
+	require.Equal(t, "192.0.2.3", owner())
+	clock += believedFor
+	require.Empty(t, owner())
+	require.NoError(t, h.listen([]netip.Addr{v6}))
+	row, _, _ := h.Owners.Get(w.db.ReadTxn(), tables.EgressIPOwnerByAddr(v6))
+	require.Equal(t, "192.0.2.1", row.NodeAddr.String())
+	w.ips.Remove(&tables.EgressIP{Addr: v6})
+	require.Empty(t, owner())
+	require.ErrorIs(t, w.told.Lookup(keyOf(v6), &bpf.ToldValue{}), ebpf.ErrKeyNotExist)
 }

@@ -13,23 +13,13 @@ import (
 	"github.com/cilium/statedb"
 
 	"github.com/sluice-net/sluice/bpf"
-	"github.com/sluice-net/sluice/bpf/frames"
 	"github.com/sluice-net/sluice/tables"
 )
-
-// transport sends frames to other nodes.
-type transport interface {
-	Send(frame []byte, to netip.Addr) error
-	Close() error
-}
 
 // voter votes, if this node is a voter: for the node that it finds in egress-ips.
 type voter struct {
 	params
-	open      func(frames.Overlay) (transport, error)
-	transport transport // nil while the overlay is not known
-	at        frames.Overlay
-
+	socket   *sockets
 	from     uint64 // until then votes of the former agent may be valid
 	promises map[netip.Addr]promise
 	peers    map[netip.Addr]*peer // nodes that this one votes for, by underlay address
@@ -53,8 +43,8 @@ type peer struct {
 // maxAsked is how many votes to a node may be unanswered: for more than the longest way of packets.
 const maxAsked = 64
 
-func newVoter(p params, open func(frames.Overlay) (transport, error)) *voter {
-	return &voter{params: p, open: open, promises: map[netip.Addr]promise{},
+func newVoter(p params, socket *sockets) *voter {
+	return &voter{params: p, socket: socket, promises: map[netip.Addr]promise{},
 		peers: map[netip.Addr]*peer{}}
 }
 
@@ -80,19 +70,11 @@ func (v *voter) vote(
 		return o.Node == v.LocalNode.Name
 	})
 	if place < 0 {
-		v.closeTransport()
 		return v.write(nil)
 	}
 	txn := v.DB.ReadTxn()
-	key, found := frames.KeyOf(txn, v.Keys)
-	if !found {
-		return errors.New("the overlay has no key: votes could not be proven")
-	}
-	o, found := frames.OverlayOf(txn, v.Settings)
-	if !found {
-		return errors.New("there is no overlay device yet")
-	}
-	if err := v.openTransport(o); err != nil {
+	key, out, err := v.socket.get(txn)
+	if err != nil {
 		return err
 	}
 	var rows []*tables.EgressIPVote
@@ -116,7 +98,7 @@ func (v *voter) vote(
 	v.forget(txn, now(), ballots)
 	for node, addrs := range ballots {
 		for some := range slices.Chunk(addrs, bpf.VotesInFrame) {
-			errs = append(errs, v.send(key, node, set.Generation, some))
+			errs = append(errs, v.send(out, key, node, set.Generation, some))
 		}
 	}
 	return errors.Join(append(errs, v.write(rows))...)
@@ -172,7 +154,7 @@ func (v *voter) listen(now func() uint64, clockOf clocks) error {
 
 // send tells a node for which of its addresses this one votes.
 func (v *voter) send(
-	key bpf.OverlayKey, node netip.Addr, generation uint32, addrs []netip.Addr,
+	out transport, key bpf.OverlayKey, node netip.Addr, generation uint32, addrs []netip.Addr,
 ) error {
 	p := v.peers[node]
 	if p == nil {
@@ -182,11 +164,11 @@ func (v *voter) send(
 	nonce := rand.Uint64()
 	p.asked = append(p.asked, nonce)
 	p.asked = p.asked[max(0, len(p.asked)-maxAsked):]
-	frame := bpf.VotesFrame(key, v.at.Underlay, node, bpf.Votes{
+	frame := bpf.VotesFrame(key, v.socket.at.Underlay, node, bpf.Votes{
 		Nonce: nonce, Clock: p.clock, Term: time.Duration(v.term()), Generation: generation,
 		Addrs: addrs,
 	})
-	if err := v.transport.Send(frame, node); err != nil {
+	if err := out.Send(frame, node); err != nil {
 		return fmt.Errorf("send votes to %s: %w", node, err)
 	}
 	return nil
@@ -205,29 +187,6 @@ func (v *voter) forget(txn statedb.ReadTxn, now uint64, ballots map[netip.Addr][
 			delete(v.peers, node)
 		}
 	}
-}
-
-func (v *voter) openTransport(o frames.Overlay) (err error) {
-	if v.transport != nil && v.at == o {
-		return nil
-	}
-	v.closeTransport()
-	v.transport, err = v.open(o)
-	v.at = o
-	if err != nil {
-		v.transport = nil
-	}
-	return err
-}
-
-func (v *voter) closeTransport() {
-	if v.transport == nil {
-		return
-	}
-	if err := v.transport.Close(); err != nil {
-		v.Log.Warn("Cannot close the socket for votes", "error", err)
-	}
-	v.transport = nil
 }
 
 // write makes the rows of table egress-ip-votes these.

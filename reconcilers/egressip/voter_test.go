@@ -99,11 +99,13 @@ func (n *simNode) start() {
 	keys.Put(&tables.OverlayKeys{Keys: []bpf.OverlayKey{bpf.NewOverlayKey([16]byte{1})}})
 	settings := tablestest.Open(n.TB, db, tables.NewDatapathConfigTable)
 	settings.Put(&tables.DatapathConfig{Underlay: n.addr(), OverlayIfIndex: 1})
-	n.voter = newVoter(params{
+	p := params{
 		Config: DefaultConfig, DB: db, Log: hivetest.Logger(n.TB), IPs: n.ips, Keys: keys,
 		Settings: settings, Votes: tablestest.Open(n.TB, db, tables.NewEgressIPVoteTable),
 		LocalNode: tables.LocalNode{Name: n.name()},
-	}, func(frames.Overlay) (transport, error) { return n, nil })
+	}
+	open := func(frames.Overlay) (transport, error) { return n, nil }
+	n.voter = newVoter(p, &sockets{params: p, open: open})
 	n.voter.begin(n.now(), n.kernel.Term)
 	for _, addr := range n.addrs {
 		n.choose(addr, n.random.IntN(len(n.nodes)))

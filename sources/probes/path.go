@@ -80,14 +80,14 @@ func newPath(s settings, target tables.ProbeTarget, noted bpf.PathValue, now tim
 	return p
 }
 
-// setWitness says whether the node is a witness, and reports whether that is new.
-func (p *path) setWitness(witness bool) bool {
-	if p.target.Witness == witness {
+// retarget takes in what is new of a target, and reports whether the row is new by that.
+func (p *path) retarget(target tables.ProbeTarget) bool {
+	p.target = target
+	if p.row.Witness == target.Witness {
 		return false
 	}
-	p.target.Witness = witness
 	row := *p.row
-	row.Witness = witness
+	row.Witness = target.Witness
 	p.row = &row
 	return true
 }
@@ -174,6 +174,9 @@ func (p *path) due(now time.Duration) bool {
 	case tables.PathLost, tables.PathUnprobed:
 		return p.sent == 0 || passed >= probeActive
 	case tables.PathRecovering, tables.PathUnreachable:
+		return passed >= p.interval
+	}
+	if p.target.Voted {
 		return passed >= p.interval
 	}
 	every := probeIdle

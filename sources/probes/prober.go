@@ -182,7 +182,7 @@ func (p *prober) followTargets(now time.Duration, at time.Time) (changed bool, e
 	for t := range p.Targets.All(p.DB.ReadTxn()) {
 		isTarget[t.Node] = true
 		if known := p.paths[t.Node]; known != nil && known.target.Addr == t.Addr {
-			changed = known.setWitness(t.Witness) || changed
+			changed = known.retarget(*t) || changed
 			continue
 		}
 		value, err := p.noted.add(t.Addr)

@@ -70,8 +70,10 @@ func (b *blockParams) block(in statedb.ReadTxn, addr netip.Addr) *tables.EgressB
 		return nil
 	}
 	row := &tables.EgressBlock{
-		Addr: addr, Pool: ip.Pool, Node: ip.Node, Gateway: ip.NodeAddr, Reason: ip.Reason,
-		Reconciled: tables.Pending(),
+		Addr: addr, Pool: ip.Pool, Reason: ip.Reason, Reconciled: tables.Pending(),
+	}
+	if row.Node, row.Gateway = ip.At(); row.Node != ip.Node {
+		row.Reason = ""
 	}
 	if pool, _, found := b.Pools.Get(in, tables.EgressIPPoolByName(ip.Pool)); found {
 		row.Size, row.Ports = pool.PortsPerBlock, b.ownPorts(pool)

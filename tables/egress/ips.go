@@ -23,6 +23,7 @@ type ipParams struct {
 	Policies  statedb.Table[*tables.EgressPolicy]
 	Nodes     statedb.Table[*tables.Node]
 	Health    statedb.Table[*tables.GatewayHealth]
+	Owners    statedb.Table[*tables.EgressIPOwner]
 	Addresses statedb.Table[*tables.NodeAddress]
 	Devices   statedb.Table[*tables.Device]
 	Routes    statedb.Table[*tables.Route]
@@ -63,6 +64,8 @@ func (i *ipParams) declare() derive.Rule[int] {
 			derive.FromIf(i.Health,
 				func(old, new *tables.GatewayHealth) bool { return old.State != new.State },
 				func(_ statedb.ReadTxn, _ *tables.GatewayHealth, mark func(int)) { mark(allIPs) }),
+			derive.From(i.Owners,
+				func(_ statedb.ReadTxn, _ *tables.EgressIPOwner, mark func(int)) { mark(allIPs) }),
 			derive.From(i.Addresses,
 				func(_ statedb.ReadTxn, a *tables.NodeAddress, mark func(int)) {
 					if !tables.IsWithinNode(a.Device) && !a.Prefix.IsSingleIP() {
@@ -138,9 +141,24 @@ func (i *ipParams) rows(in statedb.ReadTxn) (rows []*tables.EgressIP) {
 		if e.elect(row, pools[at], policies[0], i.LocalNode.Name) {
 			i.place(in, row)
 		}
+		i.findOwner(in, row, &e)
 		rows = append(rows, row)
 	}
 	return rows
+}
+
+// findOwner says which node has an address, as it has told.
+func (i *ipParams) findOwner(in statedb.ReadTxn, row *tables.EgressIP, e *election) {
+	told, _, found := i.Owners.Get(in, tables.EgressIPOwnerByAddr(row.Addr))
+	if !found {
+		return
+	}
+	at := slices.IndexFunc(e.nodes, func(n *tables.Node) bool {
+		return n.UnderlayIP() == told.NodeAddr
+	})
+	if at >= 0 && e.rank(e.nodes[at]) != lost {
+		row.Owner, row.OwnerAddr = e.nodes[at].Name, told.NodeAddr
+	}
 }
 
 // place finds the device of this node for an address: the one whose subnet contains it, of the

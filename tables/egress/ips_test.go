@@ -35,6 +35,7 @@ func newIPWorld(t testing.TB) *ipWorld {
 		Policies:  tablestest.Open(t, db, tables.NewEgressPolicyTable),
 		Nodes:     tablestest.Open(t, db, tables.NewNodeTable),
 		Health:    tablestest.Open(t, db, tables.NewGatewayHealthTable),
+		Owners:    tablestest.Open(t, db, tables.NewEgressIPOwnerTable),
 		Addresses: tablestest.Open(t, db, tables.NewNodeAddressTable),
 		Devices:   tablestest.Open(t, db, tables.NewDeviceTable),
 		Routes:    tablestest.Open(t, db, tables.NewRouteTable),
@@ -265,4 +266,53 @@ func BenchmarkEgressIPs(b *testing.B) {
 		tablestest.Insert(b, w.db, w.Nodes, changed)
 		w.step.Work()
 	}
+}
+
+// A voter votes for another node when the path to one is lost, for one that has never answered only
+// if there is no other, and sends to the node that tells that it has the address, unless that is
+// lost.
+func TestEgressIPFollowsPaths(t *testing.T) {
+	w := newIPWorld(t)
+	w.pool(tables.EgressIPPool{Name: "a", Prefixes: prefixes("203.0.113.0/24"), Nodes: "zone=x"})
+	for i := 1; i < 4; i++ {
+		w.node(i, true, "x")
+	}
+	w.policy("web", "", "203.0.113.9", 1)
+	path := func(node string, state tables.PathState) {
+		tablestest.Insert(t, w.db, w.Health, &tables.GatewayHealth{Node: node, State: state})
+	}
+	at := func() string {
+		node, addr := w.row("203.0.113.9").At()
+		return node + " " + addr.String()
+	}
+	first := w.row("203.0.113.9").Node
+	path(first, tables.PathLost)
+	second := w.row("203.0.113.9").Node
+	require.NotEqual(t, first, second)
+	path(first, tables.PathRecovering)
+	require.Equal(t, second, w.row("203.0.113.9").Node)
+	path(second, tables.PathUnprobed)
+	third := w.row("203.0.113.9").Node
+	require.NotContains(t, []string{first, second}, third)
+	path(third, tables.PathLost)
+	require.Equal(t, second, w.row("203.0.113.9").Node)
+	path(second, tables.PathUnreachable)
+	path(first, tables.PathUnreachable)
+	require.Equal(t, first, w.row("203.0.113.9").Node, "the network of this node is down")
+
+	for i, node := range []string{"node-1", "node-2", "node-3"} {
+		path(node, tables.PathHealthy)
+		tablestest.Insert(t, w.db, w.Owners, &tables.EgressIPOwner{
+			Addr:     netip.MustParseAddr("203.0.113.9"),
+			NodeAddr: netip.AddrFrom4([4]byte{192, 0, 2, byte(i + 1)}),
+		})
+		require.Equal(t, fmt.Sprintf("%s 192.0.2.%d", node, i+1), at())
+	}
+	path("node-3", tables.PathLost)
+	require.NotContains(t, at(), "node-3")
+	require.Empty(t, w.row("203.0.113.9").Owner)
+	tablestest.Insert(t, w.db, w.Owners, &tables.EgressIPOwner{
+		Addr: netip.MustParseAddr("203.0.113.9"), NodeAddr: netip.MustParseAddr("192.0.2.99"),
+	})
+	require.Empty(t, w.row("203.0.113.9").Owner, "it is no node")
 }

@@ -24,6 +24,8 @@ type targetParams struct {
 	Targets   statedb.RWTable[*tables.ProbeTarget]
 	Policies  statedb.Table[*tables.EgressPolicy]
 	Pools     statedb.Table[*tables.EgressIPPool]
+	IPs       statedb.Table[*tables.EgressIP]
+	Voters    statedb.Table[*tables.EgressVoters]
 	Nodes     statedb.Table[*tables.Node]
 	LocalNode tables.LocalNode
 }
@@ -45,6 +47,11 @@ func (t *targetParams) declare() derive.Rule[allTargets] {
 			derive.FromIf(t.Pools,
 				func(old, new *tables.EgressIPPool) bool { return old.Nodes != new.Nodes },
 				markTargets[*tables.EgressIPPool]),
+			derive.From(t.Voters, markTargets[*tables.EgressVoters]),
+			// It follows from the answers to probes.
+			derive.Feedback(derive.FromIf(t.IPs,
+				func(old, new *tables.EgressIP) bool { return old.Node != new.Node },
+				markTargets[*tables.EgressIP])),
 			derive.FromIf(t.Nodes, isOtherCandidate, markTargets[*tables.Node]),
 		},
 		Compute: t.compute,
@@ -126,10 +133,26 @@ func (t *targetParams) wanted(in statedb.ReadTxn) map[string]*tables.ProbeTarget
 			}
 		}
 	}
+	t.markVoted(in, targets)
 	if len(targets) > 0 {
 		t.addWitnesses(in, targets)
 	}
 	return targets
+}
+
+// markVoted marks the targets that this node votes for.
+func (t *targetParams) markVoted(in statedb.ReadTxn, targets map[string]*tables.ProbeTarget) {
+	set, _, found := t.Voters.Get(in, tables.EgressVotersByIndex(0))
+	if !found || !slices.ContainsFunc(set.Voters, func(v tables.EgressVoter) bool {
+		return v.Node == t.LocalNode.Name
+	}) {
+		return
+	}
+	for ip := range t.IPs.All(in) {
+		if target := targets[ip.Node]; target != nil {
+			target.Voted = true
+		}
+	}
 }
 
 // selectors returns the selectors of all policies' gateways, each once.

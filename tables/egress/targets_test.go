@@ -23,8 +23,10 @@ func TestTargets(t *testing.T) {
 	policies := tablestest.Open(t, db, tables.NewEgressPolicyTable)
 	targets := tablestest.Open(t, db, tables.NewProbeTargetTable)
 	rule := targetParams{
-		Pools: tablestest.Open(t, db, tables.NewEgressIPPoolTable),
-		Nodes: nodes, Policies: policies, Targets: targets, LocalNode: tables.LocalNode{Name: "node-03"},
+		Pools:  tablestest.Open(t, db, tables.NewEgressIPPoolTable),
+		IPs:    tablestest.Open(t, db, tables.NewEgressIPTable),
+		Voters: tablestest.Open(t, db, tables.NewEgressVotersTable),
+		Nodes:  nodes, Policies: policies, Targets: targets, LocalNode: tables.LocalNode{Name: "node-03"},
 	}
 	step := tablestest.NewRule(t, db, rule.declare())
 	node := func(i int, role string) *tables.Node {
@@ -105,4 +107,44 @@ func TestWitnessesDiffer(t *testing.T) {
 	for name, n := range count {
 		require.Less(t, n, 12, name)
 	}
+}
+
+// TestVotedTargets: a voter probes the nodes of pools, and those that it votes for all the time.
+func TestVotedTargets(t *testing.T) {
+	db := statedb.New()
+	targets := tablestest.Open(t, db, tables.NewProbeTargetTable)
+	nodes := tablestest.Open(t, db, tables.NewNodeTable)
+	pools := tablestest.Open(t, db, tables.NewEgressIPPoolTable)
+	ips := tablestest.Open(t, db, tables.NewEgressIPTable)
+	voters := tablestest.Open(t, db, tables.NewEgressVotersTable)
+	rule := targetParams{
+		Targets: targets, Nodes: nodes, Pools: pools, IPs: ips, Voters: voters,
+		Policies:  tablestest.Open(t, db, tables.NewEgressPolicyTable),
+		LocalNode: tables.LocalNode{Name: "node-1"},
+	}
+	step := tablestest.NewRule(t, db, rule.declare())
+	for i := range 4 {
+		nodes.Put(&tables.Node{
+			Name: fmt.Sprintf("node-%d", i), Ready: true, Labels: labels.Set{"gateway": fmt.Sprint(i < 3)},
+			InternalIPs: []netip.Addr{netip.AddrFrom4([4]byte{10, 0, 1, byte(i)})},
+		})
+	}
+	pools.Put(&tables.EgressIPPool{Name: "a", Nodes: "gateway=true"})
+	ips.Put(&tables.EgressIP{Addr: netip.MustParseAddr("203.0.113.9"), Node: "node-2"})
+	all := func() (targetsNow []tables.ProbeTarget) {
+		step.Work()
+		for p := range targets.All(db.ReadTxn()) {
+			targetsNow = append(targetsNow, *p)
+		}
+		return targetsNow
+	}
+	addr := func(i byte) netip.Addr { return netip.AddrFrom4([4]byte{10, 0, 1, i}) }
+	want := []tables.ProbeTarget{
+		{Node: "node-0", Addr: addr(0)}, {Node: "node-2", Addr: addr(2)},
+		{Node: "node-3", Addr: addr(3), Witness: true},
+	}
+	require.Equal(t, want, all())
+	voters.Put(&tables.EgressVoters{Generation: 1, Voters: []tables.EgressVoter{{Node: "node-1"}}})
+	want[1].Voted = true
+	require.Equal(t, want, all())
 }

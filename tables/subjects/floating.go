@@ -12,7 +12,7 @@ import (
 
 func movesEgressIP(old, new *tables.EgressIP) bool {
 	return old.Node != new.Node || old.NodeAddr != new.NodeAddr || old.Reason != new.Reason ||
-		old.IfIndex != new.IfIndex
+		old.Owner != new.Owner || old.IfIndex != new.IfIndex
 }
 
 // markEgressIP marks the groups with an item of an egress address that moves.
@@ -42,16 +42,17 @@ func (c *round) owned(spec tables.GatewaySpec) (choice tables.GatewayChoice, mov
 // sent towards the address itself: egress-blocks says where it is.
 func (c *round) owner(spec tables.GatewaySpec, ip *tables.EgressIP) tables.GatewayChoice {
 	choice := tables.GatewayChoice{Spec: spec, Reason: ip.Reason}
-	if ip.Node == "" {
+	at, _ := ip.At()
+	if at == "" {
 		return choice
 	}
-	node, _, found := c.Nodes.Get(c.in, tables.NodeByName(ip.Node))
+	node, _, found := c.Nodes.Get(c.in, tables.NodeByName(at))
 	if !found || !isCandidate(spec, node) {
-		choice.Reason = "egress IP " + ip.Addr.String() + " is at " + ip.Node +
+		choice.Reason = "egress IP " + ip.Addr.String() + " is at " + at +
 			", which the item does not select"
 		return choice
 	}
-	choice.Node, choice.Addr = ip.Node, ip.Addr
+	choice.Node, choice.Addr = at, ip.Addr
 	choice.Local = ip.IfIndex != 0 // whichever node has it, as others find
 	return choice
 }

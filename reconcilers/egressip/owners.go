@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package egressip
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/cilium/statedb"
+
+	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/bpf/frames"
+	"github.com/sluice-net/sluice/tables"
+)
+
+const (
+	// A new owner tells all nodes at once, so often in succession, as messages get lost; and then
+	// from time to time.
+	tellFirst = 5
+	tellLater = uint64(5 * time.Second)
+
+	// believedFor is how long what a node has told is believed.
+	believedFor = 3 * tellLater
+)
+
+// herald tells all other nodes which addresses this one has, and takes in what they tell.
+type herald struct {
+	params
+	entries  kernelEntries
+	now      func() uint64
+	socket   *sockets
+	told     []netip.Addr // last
+	times    int          // how often that was told
+	due      uint64
+	number   uint64 // of the last message
+	expected map[netip.Addr]bool
+}
+
+// tell tells all nodes which addresses this one has, if it is due.
+func (h *herald) tell(has []netip.Addr) error {
+	now := h.now()
+	if !slices.Equal(has, h.told) {
+		h.told, h.times, h.due = has, 0, 0
+	}
+	if len(has) == 0 || now < h.due {
+		return nil
+	}
+	h.times++
+	if h.due = 0; h.times >= tellFirst {
+		h.due = now + tellLater
+	}
+	txn := h.DB.ReadTxn()
+	key, out, err := h.socket.get(txn)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for node := range h.Nodes.All(txn) {
+		if node.Name == h.LocalNode.Name || !node.UnderlayIP().IsValid() {
+			continue
+		}
+		for some := range slices.Chunk(has, bpf.VotesInFrame) {
+			// Greater than those before, also of a former run or boot.
+			h.number = max(h.number+1, uint64(time.Now().UnixNano()))
+			frame := bpf.OwnerFrame(key, h.socket.at.Underlay, node.UnderlayIP(), h.number, some)
+			if err := out.Send(frame, node.UnderlayIP()); err != nil {
+				errs = append(errs, fmt.Errorf("tell node %s: %w", node.Name, err))
+			}
+		}
+	}
+	if len(errs) > 0 {
+		return fmt.Errorf("%d messages could not be sent, such as: %w", len(errs), errs[0])
+	}
+	return nil
+}
+
+// listen makes the rows of table egress-ip-owners what nodes have told of late. What this node has
+// needs no message.
+func (h *herald) listen(has []netip.Addr) error {
+	txn := h.DB.ReadTxn()
+	if err := h.expect(txn); err != nil {
+		return err
+	}
+	told, err := h.entries.told()
+	if err != nil {
+		return err
+	}
+	now := h.now()
+	owners := map[netip.Addr]netip.Addr{}
+	for addr, v := range told {
+		if v.At != 0 && now-v.At < believedFor {
+			owners[addr] = v.Node.Addr()
+		}
+	}
+	for _, addr := range has {
+		owners[addr] = h.socket.at.Underlay
+	}
+	return h.write(owners)
+}
+
+// expect has the programs note what nodes tell of the addresses that policies name.
+func (h *herald) expect(txn statedb.ReadTxn) error {
+	var errs []error
+	used := map[netip.Addr]bool{}
+	for ip := range h.IPs.All(txn) {
+		if used[ip.Addr] = true; h.expected[ip.Addr] {
+			continue
+		}
+		if err := h.entries.expect(ip.Addr); err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		h.expected[ip.Addr] = true
+	}
+	for addr := range h.expected {
+		if used[addr] {
+			continue
+		}
+		if err := h.entries.expectNoMore(addr); err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		delete(h.expected, addr)
+	}
+	return errors.Join(errs...)
+}
+
+// adopt takes over the entries of a former agent.
+func (h *herald) adopt() error {
+	told, err := h.entries.told()
+	if err != nil {
+		return err
+	}
+	for addr := range maps.Keys(told) {
+		h.expected[addr] = true
+	}
+	return nil
+}
+
+func (h *herald) write(owners map[netip.Addr]netip.Addr) error {
+	changed := false
+	wtxn := h.DB.WriteTxn(h.Owners)
+	defer wtxn.Abort()
+	for addr, node := range owners {
+		row := &tables.EgressIPOwner{Addr: addr, NodeAddr: node}
+		former, _, found := h.Owners.Get(wtxn, tables.EgressIPOwnerByAddr(addr))
+		if found && *former == *row {
+			continue
+		}
+		changed = true
+		if _, _, err := h.Owners.Insert(wtxn, row); err != nil {
+			return fmt.Errorf("write the owner of %s: %w", addr, err)
+		}
+	}
+	for row := range h.Owners.All(wtxn) {
+		if owners[row.Addr].IsValid() {
+			continue
+		}
+		changed = true
+		if _, _, err := h.Owners.Delete(wtxn, row); err != nil {
+			return fmt.Errorf("delete the owner of %s: %w", row.Addr, err)
+		}
+	}
+	if changed {
+		wtxn.Commit()
+	}
+	return nil
+}
+
+// transport sends frames to other nodes.
+type transport interface {
+	Send(frame []byte, to netip.Addr) error
+	Close() error
+}
+
+// sockets has a socket for the overlay as it is.
+type sockets struct {
+	params
+	open    func(frames.Overlay) (transport, error)
+	current transport // nil: none
+	at      frames.Overlay
+}
+
+// get returns the key that proves frames of this node, and what sends them.
+func (s *sockets) get(txn statedb.ReadTxn) (key bpf.OverlayKey, out transport, err error) {
+	key, found := frames.KeyOf(txn, s.Keys)
+	if !found {
+		return key, nil, errors.New("the overlay has no key: messages could not be proven")
+	}
+	o, found := frames.OverlayOf(txn, s.Settings)
+	if !found {
+		return key, nil, errors.New("there is no overlay device yet")
+	}
+	if s.current != nil && s.at == o {
+		return key, s.current, nil
+	}
+	s.close()
+	if out, err = s.open(o); err != nil {
+		return key, nil, err
+	}
+	s.current, s.at = out, o
+	return key, out, nil
+}
+
+func (s *sockets) close() {
+	if s.current == nil {
+		return
+	}
+	if err := s.current.Close(); err != nil {
+		s.Log.Warn("Cannot close the socket for messages to other nodes", "error", err)
+	}
+	s.current = nil
+}
