@@ -106,6 +106,7 @@ type params struct {
 	Endpoints  statedb.Table[*tables.Endpoint]
 	Nodes      statedb.Table[*tables.Node]
 	LocalNode  tables.LocalNode
+	StateDir   StateDir `optional:"true"`
 	Jobs       job.Group
 	Registerer prometheus.Registerer `optional:"true"`
 }
@@ -124,7 +125,7 @@ func register(p params) error {
 		return nil
 	}
 	r := &reader{
-		maps: p.Maps, metrics: m,
+		maps: p.Maps, metrics: m, stateDir: p.StateDir, compareEvery: compareInterval,
 		names: names{db: p.DB, endpoints: p.Endpoints, nodes: p.Nodes},
 	}
 	if path := p.Config.LedgerFile; path != "" {
