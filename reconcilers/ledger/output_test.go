@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"log"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -261,7 +262,8 @@ func TestFileFails(t *testing.T) {
 	blocked := filepath.Join(t.TempDir(), "file")
 	require.NoError(t, os.WriteFile(blocked, nil, 0o600))
 	a := start(t, func() *bpf.Ledger { return &k.Ledger },
-		"--ledger-file="+filepath.Join(blocked, "ledger"), "--ledger-otlp-endpoint="+c.URL)
+		"--ledger-file="+filepath.Join(blocked, "ledger"), "--ledger-otlp-endpoint="+c.URL,
+		"--ledger-otlp-insecure")
 	a.known()
 	require.Contains(t, a.says("record.file", cell.StatusDegraded), "not a directory")
 	now := time.Now()
@@ -279,19 +281,44 @@ type collector struct {
 	status atomic.Int32 // if not 0
 	reply  atomic.Pointer[[]byte]
 
+	wanted   atomic.Pointer[http.Header] // else it is refused
+	redirect atomic.Pointer[string]      // to another server
+	client   atomic.Value                // name of the last one, by its certificate
+
 	mu   sync.Mutex
 	logs []*logs.LogRecord
 	node string
 }
 
 func newCollector(t *testing.T) *collector {
+	c := unstartedCollector(t)
+	c.Start()
+	return c
+}
+
+func unstartedCollector(t *testing.T) *collector {
 	c := &collector{}
-	c.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	c.Server = httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		body, err := io.ReadAll(r.Body)
 		var data logs.LogsData
 		if err != nil || r.URL.Path != "/v1/logs" || r.Method != http.MethodPost ||
 			r.Header.Get("Content-Type") != "application/x-protobuf" || proto.Unmarshal(body, &data) != nil {
 			http.Error(w, "not OTLP", http.StatusTeapot)
+			return
+		}
+		if wanted := c.wanted.Load(); wanted != nil {
+			for name := range *wanted {
+				if r.Header.Get(name) != wanted.Get(name) {
+					w.WriteHeader(http.StatusUnauthorized)
+					return
+				}
+			}
+		}
+		if r.TLS != nil {
+			c.client.Store(r.TLS.PeerCertificates[0].Subject.CommonName)
+		}
+		if to := c.redirect.Load(); to != nil {
+			http.Redirect(w, r, *to+r.URL.Path, http.StatusTemporaryRedirect)
 			return
 		}
 		if status := c.status.Load(); status != 0 {
@@ -314,6 +341,7 @@ func newCollector(t *testing.T) *collector {
 			w.Write(*reply)
 		}
 	}))
+	c.Config.ErrorLog = log.New(io.Discard, "", 0)
 	t.Cleanup(c.Close)
 	return c
 }
@@ -328,7 +356,8 @@ func (c *collector) received() []*logs.LogRecord {
 func TestOTLP(t *testing.T) {
 	k, c := newKernel(t, 1<<16), newCollector(t)
 	c.status.Store(http.StatusServiceUnavailable)
-	a := start(t, func() *bpf.Ledger { return &k.Ledger }, "--ledger-otlp-endpoint="+c.URL)
+	a := start(t, func() *bpf.Ledger { return &k.Ledger }, "--ledger-otlp-endpoint="+c.URL,
+		"--ledger-otlp-insecure")
 	a.known()
 	now := time.Now()
 	k.write(raw(bpf.LedgerBegin, now, now), 1)
@@ -371,7 +400,8 @@ func TestOTLP(t *testing.T) {
 // TestOTLPRefused: what the server refuses is not sent again, and counted.
 func TestOTLPRefused(t *testing.T) {
 	c := newCollector(t)
-	o := newOTLP(c.URL+"/v1/logs", "node")
+	o, err := newOTLP(Config{LedgerOTLPEndpoint: c.URL}, "node")
+	require.NoError(t, err)
 	defer o.close()
 	partial := protowire.AppendTag(nil, 1, protowire.VarintType)
 	partial = protowire.AppendVarint(partial, 3)
