@@ -41,7 +41,8 @@ type ledgerWay struct {
 	each    string // of what the figure is
 	measure func(ledgerNode) (time.Duration, error)
 
-	off, on, more, ratio []float64 // ns without and with, the difference, and the ratio, of each round
+	// Of each round: ns without and with, the difference, and the ratio.
+	off, on, more, ratio []float64
 }
 
 // measureLedger measures what the ledger costs packets of known connections, and new connections,
@@ -83,9 +84,11 @@ func measureLedger(ctx context.Context, w io.Writer, o programOptions) error {
 			way.ratio = append(way.ratio, costs[1]/costs[0])
 		}
 	}
-	fmt.Fprintf(w, "\nledger: ns without and with, by turns, medians of %d rounds (lowest..highest)\n",
+	fmt.Fprintf(w,
+		"\nledger: ns without and with, by turns, medians of %d rounds (lowest..highest)\n",
 		o.rounds)
-	fmt.Fprintf(w, "  %-38s %-11s %19s %19s %19s %18s\n", "way", "of each", "without", "with", "more", "ratio")
+	fmt.Fprintf(w, "  %-38s %-11s %19s %19s %19s %18s\n",
+		"way", "of each", "without", "with", "more", "ratio")
 	for _, way := range ways {
 		fmt.Fprintf(w, "  %-38s %-11s %19s %19s %19s %18s\n", way.name, way.each,
 			spreadOf(way.off).text(0), spreadOf(way.on).text(0), spreadOf(way.more).text(0),

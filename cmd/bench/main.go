@@ -77,7 +77,7 @@ func (o *options) flags(flags *pflag.FlagSet) {
 	)
 	flags.BoolVar(
 		&o.short, "short", false,
-		"measure policy, programs, ledger and gc just long enough to see that this works; the figures mean little",
+		"measure all but control just long enough to see that this works; the figures mean little",
 	)
 	flags.StringVar(&o.mode, "bpf", "auto", "where the maps are: auto, kernel, memory")
 	flags.StringVar(&o.profile, "cpuprofile", "", "file to which a CPU profile is written")
@@ -97,7 +97,9 @@ func (o *options) flags(flags *pflag.FlagSet) {
 		&o.programs.packets, "program-packets", 200_000,
 		"packets by which each program's way is measured in a round",
 	)
-	flags.IntVar(&o.programs.rounds, "program-rounds", 3, "rounds of measuring programs and the ledger")
+	flags.IntVar(
+		&o.programs.rounds, "program-rounds", 3, "rounds of measuring programs and the ledger",
+	)
 	o.policy, o.gc = policyFlags(flags), gcFlags(flags)
 }
 

@@ -123,7 +123,8 @@ func TestLedgerOfAgent(t *testing.T) {
 	require.WithinDuration(t, time.Now(), first.Until, time.Minute)
 
 	p.stop(t, syscall.SIGTERM)
-	n.track(unix.IPPROTO_TCP, "10.1.0.5:40001", "198.51.100.10:80", ctmap.SeenNonSYN, 9000, "203.0.113.102:40001")
+	n.track(unix.IPPROTO_TCP, "10.1.0.5:40001", "198.51.100.10:80", ctmap.SeenNonSYN, 9000,
+		"203.0.113.102:40001")
 	p = run(on...)
 	n.track(unix.IPPROTO_UDP, "10.1.0.5:5353", "198.51.100.53:53", 0, 9000, "203.0.113.102:5353")
 	r = n.run("ct", "flush", "--port=53")

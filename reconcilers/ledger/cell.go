@@ -66,7 +66,8 @@ func (c Config) Flags(flags *pflag.FlagSet) {
 		"File with the certificates, in PEM, by which that server is known; empty: the system's")
 	flags.String("ledger-otlp-cert-file", c.LedgerOTLPCertFile,
 		"File with the certificate, in PEM, that the agent shows to that server; empty: none")
-	flags.String("ledger-otlp-key-file", c.LedgerOTLPKeyFile, "File with the key of that certificate, in PEM")
+	flags.String("ledger-otlp-key-file", c.LedgerOTLPKeyFile,
+		"File with the key of that certificate, in PEM")
 	flags.String("ledger-otlp-headers-file", c.LedgerOTLPHeadersFile,
 		"File with headers for that server, such as Authorization, a line of NAME: VALUE each; "+
 			"empty: none")

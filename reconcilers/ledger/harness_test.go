@@ -246,7 +246,9 @@ func (a *agent) records(output, outcome string) float64 {
 }
 
 // gathered returns the value of a counter or gauge, 0 if there is none.
-func gathered(t testing.TB, from prometheus.Gatherer, name string, labels map[string]string) float64 {
+func gathered(
+	t testing.TB, from prometheus.Gatherer, name string, labels map[string]string,
+) float64 {
 	t.Helper()
 	all, err := from.Gather()
 	require.NoError(t, err)

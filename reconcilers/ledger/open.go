@@ -82,7 +82,9 @@ type translations struct {
 
 func newOpenSet(l *bpf.Ledger) *openSet {
 	o := &openSet{open: map[tuple]translation{}, absent: map[openID]absent{}}
-	for _, m := range []translations{{l.NAT4, walk4}, {l.NAT6, walk6}} {
+	for _, m := range []translations{
+		{l.NAT4, walk[natmap.Key4, natmap.Entry4]}, {l.NAT6, walk[natmap.Key6, natmap.Entry6]},
+	} {
 		if m.Map != nil {
 			o.maps, o.room = append(o.maps, m), o.room+int(m.MaxEntries())
 		}
@@ -90,40 +92,33 @@ func newOpenSet(l *bpf.Ledger) *openSet {
 	return o
 }
 
-// walk4 calls a function with what its begin says, for each translation of a map of IPv4.
-func walk4(m *ebpf.Map, each func(bpf.LedgerRecord)) error {
-	for entries, err := range bpf.WalkKernel[natmap.Key4, natmap.Entry4](m) {
+// walk calls a function with what its begin says, for each translation of a map.
+func walk[K interface {
+	comparable
+	Tuple() ctmap.Tuple
+}, V interface {
+	comparable
+	Translation() natmap.Translation
+}](m *ebpf.Map, each func(bpf.LedgerRecord)) error {
+	for entries, err := range bpf.WalkKernel[K, V](m) {
 		if err != nil {
 			return err
 		}
 		for _, e := range entries {
-			if k, v := e.Key, e.Value; k.Flags&ctmap.In != 0 {
-				each(bpf.LedgerRecord{
-					Began: v.Created, Used: v.Used, Pod: bpf.AddressFrom(v.To().Addr()), PodPort: v.Port,
-					Egress:     bpf.AddressFrom(k.Tuple().Destination.Addr()),
-					Remote:     bpf.AddressFrom(k.Tuple().Source.Addr()),
-					EgressPort: k.DestPort, RemotePort: k.SourcePort, Protocol: k.Protocol,
-				})
+			replies := e.Key.Tuple()
+			if replies.Flags&ctmap.In == 0 {
+				continue
 			}
-		}
-	}
-	return nil
-}
-
-// walk6 is the same of IPv6.
-func walk6(m *ebpf.Map, each func(bpf.LedgerRecord)) error {
-	for entries, err := range bpf.WalkKernel[natmap.Key6, natmap.Entry6](m) {
-		if err != nil {
-			return err
-		}
-		for _, e := range entries {
-			if k, v := e.Key, e.Value; k.Flags&ctmap.In != 0 {
-				each(bpf.LedgerRecord{
-					Began: v.Created, Used: v.Used, Pod: v.Addr, PodPort: v.Port,
-					Egress: k.DestAddr, Remote: k.SourceAddr,
-					EgressPort: k.DestPort, RemotePort: k.SourcePort, Protocol: k.Protocol,
-				})
-			}
+			to := e.Value.Translation()
+			each(bpf.LedgerRecord{
+				Began: to.Created, Used: to.Used,
+				Pod: bpf.AddressFrom(to.To.Addr()), PodPort: ctmap.PortFrom(to.To.Port()),
+				Egress:     bpf.AddressFrom(replies.Destination.Addr()),
+				EgressPort: ctmap.PortFrom(replies.Destination.Port()),
+				Remote:     bpf.AddressFrom(replies.Source.Addr()),
+				RemotePort: ctmap.PortFrom(replies.Source.Port()),
+				Protocol:   replies.Protocol,
+			})
 		}
 	}
 	return nil
@@ -172,8 +167,8 @@ func (o *openSet) due() bool {
 }
 
 // compare finds those that the kernel has no more, by a time. It also takes in those that have
-// begun before there was an agent, or whose begin is missing: find says whose they are. missed is how
-// many records have not fitted into the kernel's buffer so far.
+// begun before there was an agent, or whose begin is missing: find says whose they are. missed is
+// how many records have not fitted into the kernel's buffer so far.
 func (o *openSet) compare(
 	now, missed uint64, find func(addr bpf.Address, began uint64) owner,
 ) error {

@@ -3,28 +3,18 @@
 package ledger
 
 import (
-	"context"
-	"errors"
 	"net/netip"
-	"os"
-	"path/filepath"
 	"testing"
 	"time"
 
 	"github.com/cilium/ebpf"
-	"github.com/cilium/hive/cell"
-	"github.com/cilium/statedb"
-	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/bpf/ctmap"
 	"github.com/sluice-net/sluice/bpf/datapath"
-	"github.com/sluice-net/sluice/bpf/datapath/packettest"
-	"github.com/sluice-net/sluice/bpf/gc"
 	"github.com/sluice-net/sluice/bpf/natmap"
 	"github.com/sluice-net/sluice/tables"
-	"github.com/sluice-net/sluice/testdata/await"
 )
 
 // withTranslations gives a ledger maps of translations, with room for so many entries.
@@ -99,11 +89,13 @@ func endsOf(o *openSet, readTo uint64) (all []string) {
 	return events(o.ended(readTo*1e9, batchSize, clock{}))
 }
 
-// TestCompare: a translation that the kernel has no more, and that does not end otherwise, was evicted.
+// TestCompare: a translation that the kernel has no more, and that does not end otherwise, was
+// evicted.
 func TestCompare(t *testing.T) {
 	k := newKernel(t, 1<<12)
 	k.withTranslations(1024)
-	for name, nth := range map[string]func(byte, uint64) bpf.LedgerRecord{"IPv4": nth, "IPv6": nth6} {
+	type maker func(byte, uint64) bpf.LedgerRecord
+	for name, nth := range map[string]maker{"IPv4": nth, "IPv6": nth6} {
 		t.Run(name, func(t *testing.T) {
 			o := newOpenSet(&k.Ledger)
 			stays, evicted, ends := nth(1, 100), nth(2, 100), nth(3, 100)
@@ -124,7 +116,7 @@ func TestCompare(t *testing.T) {
 			require.EqualValues(t, 100e9, records[0].ID)
 			require.Equal(t, clock{}.at(120e9), records[0].Time)
 			require.Equal(t, clock{}.at(100e9), records[0].Began)
-			require.Equal(t, clock{}.at(104e9), records[0].LastUsed, "as the comparison before has found")
+			require.Equal(t, clock{}.at(104e9), records[0].LastUsed, "as found before")
 			require.Equal(t, addrPort(evicted.Egress, evicted.EgressPort), records[0].Egress)
 			require.Equal(t, addrPort(evicted.Remote, evicted.RemotePort), records[0].Destination)
 			require.Equal(t, addrPort(evicted.Pod, evicted.PodPort), records[0].PodAddress)
@@ -135,8 +127,8 @@ func TestCompare(t *testing.T) {
 	}
 }
 
-// TestCompareSamePort: if another translation begins with the port of one that was evicted, the time of
-// its begin is the end of that, whether an end of it is still to come or not.
+// TestCompareSamePort: if another translation begins with the port of one that was evicted, the
+// time of its begin is the end of that, whether an end of it is still to come or not.
 func TestCompareSamePort(t *testing.T) {
 	k := newKernel(t, 1<<12)
 	k.withTranslations(1024)
@@ -179,7 +171,8 @@ func TestCompareUnknown(t *testing.T) {
 	require.Equal(t, []string{"end unknown web-1"}, endsOf(o, 150))
 }
 
-// TestCompareTakesIn: what has begun before there was a ledger, or whose begin is missing, has an end.
+// TestCompareTakesIn: what has begun before there was a ledger, or whose begin is missing, has an
+// end.
 func TestCompareTakesIn(t *testing.T) {
 	k := newKernel(t, 1<<12)
 	k.withTranslations(1024)
@@ -194,7 +187,8 @@ func TestCompareTakesIn(t *testing.T) {
 	require.Equal(t, []string{"end evicted web-1"}, endsOf(o, 130))
 }
 
-// TestOpenBounded: what is kept is bounded by the room of the maps, however many translations begin.
+// TestOpenBounded: what is kept is bounded by the room of the maps, however many translations
+// begin.
 func TestOpenBounded(t *testing.T) {
 	k := newKernel(t, 1<<12)
 	k.withTranslations(64)
@@ -202,7 +196,8 @@ func TestOpenBounded(t *testing.T) {
 	began, ended := 0, 0
 	for i := range 10000 {
 		r := nth(byte(i), 100)
-		r.PodPort, r.RemotePort = [2]byte{byte(i >> 8), byte(i)}, [2]byte{byte(i >> 16), byte(i >> 8)}
+		r.PodPort = [2]byte{byte(i >> 8), byte(i)}
+		r.RemotePort = [2]byte{byte(i >> 16), byte(i >> 8)}
 		k.put(r)
 		o.begin(&r, webOwner)
 		began++
@@ -214,188 +209,4 @@ func TestOpenBounded(t *testing.T) {
 	}
 	require.Equal(t, began, ended+len(o.open)+len(o.absent))
 	require.NotZero(t, ended)
-}
-
-// ledgerAgent runs a reader that compares all the time, with a file and a state directory.
-type ledgerAgent struct {
-	*reader
-	registry *prometheus.Registry
-	health   *cell.SimpleHealth
-	stop     func() error
-}
-
-func runReader(t *testing.T, l *bpf.Ledger, path string, dir StateDir) *ledgerAgent {
-	t.Helper()
-	db := statedb.New()
-	endpoints, err := tables.NewEndpointTable(db, tables.LocalNode{Name: "gateway-1"})
-	require.NoError(t, err)
-	nodes, err := tables.NewNodeTable(db)
-	require.NoError(t, err)
-	maps := func() *bpf.Ledger { return l }
-	a := &ledgerAgent{registry: prometheus.NewRegistry()}
-	m := newMetrics(maps)
-	require.NoError(t, m.register(a.registry))
-	a.reader = &reader{
-		maps: maps, metrics: m, stateDir: dir, compareEvery: time.Millisecond,
-		names:  names{db: db, endpoints: endpoints, nodes: nodes},
-		queues: []*queue{newQueue("file", newFile(path, 100, 2), true, m)},
-	}
-	_, a.health = cell.NewSimpleHealth()
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- a.run(ctx, a.health) }()
-	a.stop = func() error {
-		cancel()
-		return <-done
-	}
-	return a
-}
-
-// TestEvicted: of more connections than fit into the maps each has one begin and one end, and those
-// that the kernel has evicted say so.
-func TestEvicted(t *testing.T) {
-	newKernel(t, 1<<12) // skips without root
-	const room, flows = 512, 3000
-	spec, err := datapath.Spec()
-	require.NoError(t, err)
-	spec.Maps[bpf.LedgerMap].MaxEntries = 1 << 20
-	require.NoError(t, spec.Variables[bpf.LedgerOn].Set(true))
-	n, err := packettest.NewNodeWith(spec, map[string]uint32{natmap.Name4: room, natmap.Name6: room})
-	require.NoError(t, err)
-	defer n.Close()
-	w := packettest.World4
-	require.NoError(t, n.Select(w, n.Here(w.Egress)))
-	l := &bpf.Ledger{
-		Records: n.Map(bpf.LedgerMap), Missing: n.Map(bpf.MissingMap),
-		NAT4: n.Map(natmap.Name4), NAT6: n.Map(natmap.Name6),
-	}
-	path := filepath.Join(t.TempDir(), "ledger.jsonl")
-	a := runReader(t, l, path, "")
-	send := func(first, last int) {
-		for i := first; i < last; i++ {
-			_, err := n.Run(packettest.Input{
-				Program: "from_pod", Device: packettest.PodDevice,
-				Packet: packettest.Build(
-					packettest.Ethernet{Dst: n.MAC(packettest.PodDevice), Src: packettest.PodMAC},
-					packettest.IPv4{Src: w.Pod, Dst: w.Server},
-					packettest.UDP{Src: uint16(2000 + i), Dst: uint16(53)},
-				),
-			})
-			require.NoError(t, err)
-		}
-	}
-	c, err := gc.OpenWith(gc.Maps{
-		CT4Any: n.Map(ctmap.CT4Any), NAT4: n.Map(natmap.Name4),
-	}, gc.Extras{Ledger: l})
-	require.NoError(t, err)
-	defer c.Close()
-	flush := func() {
-		_, err := c.Run(t.Context(), gc.Filter{All: true})
-		require.NoError(t, err)
-	}
-	want := map[uint64]string{} // why those ended that are in the map
-	note := func() {
-		require.NoError(t, walk4(l.NAT4, func(r bpf.LedgerRecord) { want[r.Began] = "flushed" }))
-	}
-	send(0, 100) // these all fit
-	note()
-	flush()
-	send(100, flows)
-	note()
-	require.Less(t, len(want), room+100)
-	flush()
-
-	ended := 0
-	await.True(t, func() bool {
-		ended = 0
-		for _, r := range lines(t, path) {
-			if r.Event == End {
-				ended++
-			}
-		}
-		return ended >= flows
-	})
-	require.NoError(t, a.stop())
-	begins, ends := map[uint64]int{}, map[uint64]int{}
-	evicted := 0
-	for _, r := range lines(t, path) {
-		switch r.Event {
-		case Begin:
-			begins[r.ID]++
-		case End:
-			ends[r.ID]++
-			require.Equal(t, w.Pod, r.PodAddress.Addr())
-			if reason := want[r.ID]; reason != "" {
-				require.Equal(t, reason, r.Reason)
-				continue
-			}
-			require.Equal(t, EndEvicted, r.Reason)
-			evicted++
-		case Missing:
-			t.Errorf("%d records are missing", r.Count)
-		}
-	}
-	require.Len(t, begins, flows)
-	require.Equal(t, begins, ends, "each has one of both")
-	for id, n := range begins {
-		require.Equal(t, 1, n, id)
-	}
-	require.Equal(t, flows-len(want), evicted)
-	require.EqualValues(t, evicted, gathered(t, a.registry, "sluice_ledger_ends_found_total",
-		map[string]string{"reason": EndEvicted}))
-	require.Zero(t, gathered(t, a.registry, "sluice_ledger_open_translations", nil))
-}
-
-// TestEvictedWithoutAgent: what was evicted while no agent was running has an end too, which does not say
-// that it was evicted: another program may have removed it.
-func TestEvictedWithoutAgent(t *testing.T) {
-	k := newKernel(t, 1<<16)
-	k.withTranslations(1024)
-	dir := StateDir(t.TempDir())
-	state, path := filepath.Join(string(dir), StateFile), filepath.Join(t.TempDir(), "ledger.jsonl")
-	a := runReader(t, &k.Ledger, path, dir)
-	stays, evicted, ends := nth(1, 100), nth6(2, 100), nth(3, 100)
-	for _, r := range []bpf.LedgerRecord{stays, evicted, ends} {
-		k.put(r)
-		k.write(r, 1)
-	}
-	await.True(t, func() bool { return len(lines(t, path)) == 4 })
-	require.NoError(t, a.stop())
-	info, err := os.Stat(state)
-	require.NoError(t, err)
-	require.EqualValues(t, 0o600, info.Mode().Perm())
-
-	k.drop(evicted)
-	k.drop(ends)
-	ends.Event = bpf.LedgerExpired
-	k.write(ends, 1)
-	a = runReader(t, &k.Ledger, path, dir)
-	records := written(t, path, 7)
-	require.Equal(t, []string{"start stopped", "end expired", "end unknown"}, events(records[4:]))
-	require.Equal(t, records[2].ID, records[6].ID)
-	require.Equal(t, records[2].Egress, records[6].Egress)
-	require.NoFileExists(t, state)
-	require.NoError(t, a.stop())
-
-	// An agent that was killed may have known of others: that file is not used.
-	k.drop(stays)
-	require.NoError(t, k.SetReading(bpf.LedgerBeingRead))
-	a = runReader(t, &k.Ledger, path, dir)
-	await.True(t, func() bool { return a.says("Reading records") })
-	require.NoFileExists(t, state)
-	require.NoError(t, a.stop())
-	require.Equal(t, []string{"start killed"}, events(lines(t, path)[7:]))
-
-	// A file that cannot be read is told, and does not stop the ledger.
-	require.NoError(t, os.WriteFile(state, []byte("junk"), 0o600))
-	err = newOpenSet(&k.Ledger).restore(dir, true)
-	require.ErrorContains(t, err, "restore translations without end: ")
-	require.NoFileExists(t, state)
-	require.False(t, errors.Is(err, os.ErrNotExist))
-}
-
-func (a *ledgerAgent) says(text string) bool {
-	a.health.Lock()
-	defer a.health.Unlock()
-	return a.health.Status == text
 }

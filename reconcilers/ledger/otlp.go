@@ -94,7 +94,8 @@ func (o *otlp) post(ctx context.Context, body []byte) (*http.Response, error) {
 			return nil, err
 		}
 	}
-	request, err := http.NewRequestWithContext(ctx, http.MethodPost, o.endpoint, bytes.NewReader(body))
+	request, err := http.NewRequestWithContext(
+		ctx, http.MethodPost, o.endpoint, bytes.NewReader(body))
 	if err != nil {
 		return nil, err
 	}

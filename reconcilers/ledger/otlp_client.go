@@ -28,8 +28,8 @@ var reservedHeaders = []string{
 	"Connection", "Content-Encoding", "Content-Length", "Content-Type", "Host", "Transfer-Encoding",
 }
 
-// validateOTLP checks what belongs to the server of OTLP, but not what is in the files: they may come
-// later, and change.
+// validateOTLP checks what belongs to the server of OTLP, but not what is in the files: they may
+// come later, and change.
 func (c Config) validateOTLP() error {
 	files := []struct{ flag, path string }{
 		{"--ledger-otlp-ca-file", c.LedgerOTLPCAFile},
@@ -87,8 +87,8 @@ func parseEndpoint(text string) (*url.URL, error) {
 		return nil, fmt.Errorf("--ledger-otlp-endpoint %q: want no credentials there, but in "+
 			"--ledger-otlp-headers-file", u.Redacted())
 	case u.Scheme != "http" && u.Scheme != "https" || u.Host == "":
-		return nil, fmt.Errorf("--ledger-otlp-endpoint %q: want http://HOST:PORT or https://HOST:PORT",
-			text)
+		return nil, fmt.Errorf(
+			"--ledger-otlp-endpoint %q: want http://HOST:PORT or https://HOST:PORT", text)
 	}
 	if strings.Trim(u.Path, "/") == "" {
 		u.Path = "/v1/logs"
@@ -116,7 +116,8 @@ func (c Config) newClient() (*http.Client, error) {
 	if path := c.LedgerOTLPCertFile; path != "" {
 		certificate, err := tls.LoadX509KeyPair(path, c.LedgerOTLPKeyFile)
 		if err != nil {
-			return nil, fmt.Errorf("read --ledger-otlp-cert-file %s and --ledger-otlp-key-file %s: %w",
+			return nil, fmt.Errorf(
+				"read --ledger-otlp-cert-file %s and --ledger-otlp-key-file %s: %w",
 				path, c.LedgerOTLPKeyFile, err)
 		}
 		transport.TLSClientConfig.Certificates = []tls.Certificate{certificate}
@@ -157,7 +158,8 @@ func (c Config) headers() (http.Header, error) {
 		name, value, found := strings.Cut(content, ":")
 		value = strings.TrimSpace(value)
 		switch {
-		case !found || !httpguts.ValidHeaderFieldName(name) || !httpguts.ValidHeaderFieldValue(value):
+		case !found || !httpguts.ValidHeaderFieldName(name),
+			!httpguts.ValidHeaderFieldValue(value):
 			return nil, fmt.Errorf("read --ledger-otlp-headers-file %s: line %d: want NAME: VALUE",
 				path, number)
 		case slices.Contains(reservedHeaders, http.CanonicalHeaderKey(name)):

@@ -3,15 +3,7 @@
 package ledger
 
 import (
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
-	"crypto/tls"
 	"crypto/x509"
-	"crypto/x509/pkix"
-	"encoding/pem"
-	"math/big"
-	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -26,70 +18,8 @@ import (
 	"github.com/sluice-net/sluice/testdata/await"
 )
 
-// authority is a CA of a test, with files in a directory.
-type authority struct {
-	testing.TB
-	dir  string
-	cert *x509.Certificate
-	key  *ecdsa.PrivateKey
-}
-
-func newAuthority(t testing.TB) *authority {
-	a := &authority{TB: t, dir: t.TempDir()}
-	a.key, a.cert = a.issue("ca", &x509.Certificate{
-		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
-	})
-	return a
-}
-
-// path returns the name of a file: ca.crt, or NAME.crt and NAME.key of what was issued.
-func (a *authority) path(name string) string { return filepath.Join(a.dir, name) }
-
-// issue signs a certificate, the authority's own if it has none yet, and writes it and its key.
-func (a *authority) issue(name string, c *x509.Certificate) (*ecdsa.PrivateKey, *x509.Certificate) {
-	a.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	require.NoError(a, err)
-	c.SerialNumber, c.Subject = big.NewInt(time.Now().UnixNano()), pkix.Name{CommonName: name}
-	c.NotBefore, c.NotAfter = time.Now().Add(-time.Hour), time.Now().Add(time.Hour)
-	parent, signer := a.cert, a.key
-	if parent == nil {
-		parent, signer = c, key
-	}
-	der, err := x509.CreateCertificate(rand.Reader, c, parent, &key.PublicKey, signer)
-	require.NoError(a, err)
-	c, err = x509.ParseCertificate(der)
-	require.NoError(a, err)
-	keyDER, err := x509.MarshalECPrivateKey(key)
-	require.NoError(a, err)
-	for file, block := range map[string]*pem.Block{
-		name + ".crt": {Type: "CERTIFICATE", Bytes: der},
-		name + ".key": {Type: "EC PRIVATE KEY", Bytes: keyDER},
-	} {
-		require.NoError(a, os.WriteFile(a.path(file), pem.EncodeToMemory(block), 0o600))
-	}
-	return key, c
-}
-
-// newTLSCollector is a collector that wants a client certificate of an authority, and has one itself.
-func newTLSCollector(t *testing.T, a *authority) *collector {
-	a.issue("server", &x509.Certificate{
-		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
-		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
-	})
-	a.issue("client", &x509.Certificate{ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}})
-	certificate, err := tls.LoadX509KeyPair(a.path("server.crt"), a.path("server.key"))
-	require.NoError(t, err)
-	pool := x509.NewCertPool()
-	pool.AddCert(a.cert)
-	c := unstartedCollector(t)
-	c.TLS = &tls.Config{
-		Certificates: []tls.Certificate{certificate},
-		ClientCAs:    pool, ClientAuth: tls.RequireAndVerifyClientCert,
-	}
-	c.StartTLS()
-	return c
-}
+// notPassed is how an error begins, before the name of the file.
+const notPassed = "the server's certificate does not pass with the CAs of --ledger-otlp-ca-file "
 
 // TestOTLPWithTLS: a collector that wants a client certificate and headers gets both. What is wrong
 // with one of the files an error says, and files are read again.
@@ -112,7 +42,8 @@ func TestOTLPWithTLS(t *testing.T) {
 		require.NoError(t, os.WriteFile(file("headers"), []byte(text), 0o600))
 	}
 	config := Config{
-		LedgerOTLPEndpoint: c.URL, LedgerOTLPCAFile: file("ca"), LedgerOTLPHeadersFile: file("headers"),
+		LedgerOTLPEndpoint: c.URL, LedgerOTLPHeadersFile: file("headers"),
+		LedgerOTLPCAFile:   file("ca"),
 		LedgerOTLPCertFile: file("cert"), LedgerOTLPKeyFile: file("key"),
 	}
 	o, err := newOTLP(config, "node")
@@ -136,7 +67,7 @@ func TestOTLPWithTLS(t *testing.T) {
 	fails("read --ledger-otlp-cert-file " + file("cert"))
 	put("cert", wrong.path("client.crt"))
 	put("key", wrong.path("client.key"))
-	fails("the server's certificate does not pass with the CAs of --ledger-otlp-ca-file " + file("ca"))
+	fails(notPassed + file("ca"))
 	put("ca", good.path("ca.crt"))
 	fails("send logs of the ledger: Post ") // the server closes the connection
 	put("key", good.path("client.key"))
@@ -152,8 +83,8 @@ func TestOTLPWithTLS(t *testing.T) {
 	require.Equal(t, "client", c.client.Load())
 }
 
-// TestOTLPWrongCA: health says that the server is not the one of the CA. When the file is right nothing
-// is missing.
+// TestOTLPWrongCA: health says that the server is not the one of the CA. When the file is right
+// nothing is missing.
 func TestOTLPWrongCA(t *testing.T) {
 	good, wrong := newAuthority(t), newAuthority(t)
 	c := newTLSCollector(t, good)
@@ -167,7 +98,7 @@ func TestOTLPWrongCA(t *testing.T) {
 	now := time.Now()
 	k.write(raw(bpf.LedgerBegin, now, now), 1)
 	said := a.says("record.otlp", cell.StatusDegraded)
-	require.Contains(t, said, "the server's certificate does not pass with the CAs of --ledger-otlp-ca-file "+ca)
+	require.Contains(t, said, notPassed+ca)
 	require.Contains(t, said, "signed by unknown authority")
 	require.NoError(t, os.Remove(ca))
 	require.NoError(t, os.Symlink(good.path("ca.crt"), ca))
@@ -226,7 +157,9 @@ func TestOTLPConfig(t *testing.T) {
 		{`--ledger-otlp-endpoint "collector:4318": want http://HOST:PORT`, []string{
 			"--ledger-otlp-endpoint=collector:4318",
 		}},
-		{`--ledger-otlp-endpoint "http://": want http://HOST:PORT`, []string{"--ledger-otlp-endpoint=http://"}},
+		{`--ledger-otlp-endpoint "http://": want http://HOST:PORT`, []string{
+			"--ledger-otlp-endpoint=http://",
+		}},
 		{`--ledger-otlp-endpoint: invalid port`, []string{"--ledger-otlp-endpoint=https://c:x"}},
 		{`--ledger-otlp-endpoint "https://me:xxxxx@c": want no credentials there`, []string{
 			"--ledger-otlp-endpoint=https://me:secret@c",
@@ -242,7 +175,9 @@ func TestOTLPConfig(t *testing.T) {
 		{"--ledger-otlp-headers-file needs --ledger-otlp-endpoint", []string{
 			"--ledger-otlp-headers-file=/headers",
 		}},
-		{`--ledger-otlp-ca-file "ca" is not an absolute path`, []string{https, "--ledger-otlp-ca-file=ca"}},
+		{`--ledger-otlp-ca-file "ca" is not an absolute path`, []string{
+			https, "--ledger-otlp-ca-file=ca",
+		}},
 		{"--ledger-otlp-cert-file needs --ledger-otlp-key-file", []string{
 			https, "--ledger-otlp-cert-file=/cert",
 		}},
@@ -256,7 +191,10 @@ func TestOTLPConfig(t *testing.T) {
 	}
 	for _, args := range [][]string{
 		{https}, {http, "--ledger-otlp-insecure", "--ledger-otlp-headers-file=/headers"},
-		{https, "--ledger-otlp-ca-file=/ca", "--ledger-otlp-cert-file=/c", "--ledger-otlp-key-file=/k"},
+		{
+			https, "--ledger-otlp-ca-file=/ca", "--ledger-otlp-cert-file=/c",
+			"--ledger-otlp-key-file=/k",
+		},
 	} {
 		_, err := tryStart(t, func() *bpf.Ledger { return nil }, args...)
 		require.NoError(t, err)

@@ -6,24 +6,18 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"io"
-	"log"
 	"net/http"
-	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/cilium/hive/cell"
 	"github.com/stretchr/testify/require"
-	logs "go.opentelemetry.io/proto/otlp/logs/v1"
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/encoding/protowire"
-	"google.golang.org/protobuf/proto"
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/testdata/await"
@@ -272,83 +266,6 @@ func TestFileFails(t *testing.T) {
 	require.NoError(t, os.Remove(blocked))
 	written(t, filepath.Join(blocked, "ledger"), 101)
 	a.says("record.file", cell.StatusOK)
-}
-
-// collector is a server of OTLP/HTTP.
-type collector struct {
-	*httptest.Server
-	status atomic.Int32 // if not 0
-	reply  atomic.Pointer[[]byte]
-
-	wanted   atomic.Pointer[http.Header] // else it is refused
-	redirect atomic.Pointer[string]      // to another server
-	client   atomic.Value                // name of the last one, by its certificate
-
-	mu   sync.Mutex
-	logs []*logs.LogRecord
-	node string
-}
-
-func newCollector(t *testing.T) *collector {
-	c := unstartedCollector(t)
-	c.Start()
-	return c
-}
-
-func unstartedCollector(t *testing.T) *collector {
-	c := &collector{}
-	c.Server = httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		body, err := io.ReadAll(r.Body)
-		var data logs.LogsData
-		if err != nil || r.URL.Path != "/v1/logs" || r.Method != http.MethodPost ||
-			r.Header.Get("Content-Type") != "application/x-protobuf" || proto.Unmarshal(body, &data) != nil {
-			http.Error(w, "not OTLP", http.StatusTeapot)
-			return
-		}
-		if wanted := c.wanted.Load(); wanted != nil {
-			for name := range *wanted {
-				if r.Header.Get(name) != wanted.Get(name) {
-					w.WriteHeader(http.StatusUnauthorized)
-					return
-				}
-			}
-		}
-		if r.TLS != nil {
-			c.client.Store(r.TLS.PeerCertificates[0].Subject.CommonName)
-		}
-		if to := c.redirect.Load(); to != nil {
-			http.Redirect(w, r, *to+r.URL.Path, http.StatusTemporaryRedirect)
-			return
-		}
-		if status := c.status.Load(); status != 0 {
-			w.WriteHeader(int(status))
-			return
-		}
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		for _, resource := range data.ResourceLogs {
-			for _, attribute := range resource.Resource.Attributes {
-				if attribute.Key == "k8s.node.name" {
-					c.node = attribute.Value.GetStringValue()
-				}
-			}
-			for _, scope := range resource.ScopeLogs {
-				c.logs = append(c.logs, scope.LogRecords...)
-			}
-		}
-		if reply := c.reply.Load(); reply != nil {
-			w.Write(*reply)
-		}
-	}))
-	c.Config.ErrorLog = log.New(io.Discard, "", 0)
-	t.Cleanup(c.Close)
-	return c
-}
-
-func (c *collector) received() []*logs.LogRecord {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.logs
 }
 
 // TestOTLP: a server of OpenTelemetry gets each record as a log, after it was out of reach for a while.

@@ -38,7 +38,7 @@ const (
 	MissingOutput = "output" // this output could not be written
 )
 
-// Reasons of an end that the kernel does not record. Other reasons are names of a [bpf.LedgerEvent].
+// Reasons of an end that the kernel does not record. Others are names of a [bpf.LedgerEvent].
 const (
 	EndEvicted = "evicted" // the kernel has evicted it from a full map
 	EndUnknown = "unknown" // its end is among missing records, or of when no agent was running

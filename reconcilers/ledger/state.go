@@ -34,7 +34,8 @@ func (o *openSet) save(dir StateDir) error {
 	if dir == "" {
 		return nil
 	}
-	f, err := os.OpenFile(filepath.Join(string(dir), StateFile), os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
+	path := filepath.Join(string(dir), StateFile)
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
 	if err != nil {
 		return fmt.Errorf("keep translations without end: %w", err)
 	}
@@ -58,7 +59,9 @@ func (o *openSet) save(dir StateDir) error {
 
 func stateOf(key tuple, t translation) openState {
 	by := t.owner.Value()
-	return openState{Record: t.record(key), Namespace: by.Namespace, Pod: by.Name.Name, Node: by.node}
+	return openState{
+		Record: t.record(key), Namespace: by.Namespace, Pod: by.Name.Name, Node: by.node,
+	}
 }
 
 // restore takes in what the agent before has saved, if that has stopped, and removes it.
