@@ -34,6 +34,7 @@ const (
 	apiServerHost = 200 // of the underlay
 	apiServerPort = 6443
 	leases        = "leases"
+	nodeReports   = "nodereports"
 )
 
 // apiServer is an API server for the agents of a cluster, with the objects of that, and Leases. A
@@ -78,10 +79,11 @@ func serveAPI(t *testing.T, c *Cluster) (*apiServer, []string) {
 	t.Helper()
 	s := &apiServer{resources: map[string]*apiResource{}, holders: map[string][]holding{}}
 	for _, k := range append(objects.Kinds(objects.EndpointsKubernetes),
-		objects.EgressIPPoolKind(), objects.EgressBGPPeerKind()) {
+		objects.EgressIPPoolKind(), objects.EgressBGPPeerKind(), objects.EgressVotersKind("")) {
 		s.add(k.Resource, k.APIVersion(), k.Kind)
 	}
 	s.add(leases, "coordination.k8s.io/v1", "Lease")
+	s.add(nodeReports, "sluice.io/v1alpha1", "NodeReport")
 	for _, text := range c.objects {
 		var o Object
 		require.NoError(t, sigsyaml.Unmarshal(text, &o))
@@ -121,7 +123,9 @@ func (s *apiServer) serve(t *testing.T, at netip.AddrPort) {
 	t.Helper()
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /api/v1/{resource}", s.read)
+	mux.HandleFunc("GET /api/v1/namespaces/{namespace}/{resource}", s.read)
 	mux.HandleFunc("GET /apis/{group}/{version}/{resource}", s.read)
+	mux.HandleFunc("PATCH /apis/sluice.io/v1alpha1/"+nodeReports+"/{name}", s.writeNodeReport)
 	mux.HandleFunc("GET /apis/apiextensions.k8s.io/v1/customresourcedefinitions/{name}", definition)
 	const path = "/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
 	mux.HandleFunc("GET "+path+"/{name}", s.getLease)
@@ -315,6 +319,28 @@ func (s *apiServer) writeLease(w http.ResponseWriter, req *http.Request) {
 		s.holders[id.name] = append(held, holding{time.Now(), node})
 	}
 	reply(w, http.StatusOK, s.store(r, o))
+}
+
+// writeNodeReport takes the report of a node, which is the whole object.
+func (s *apiServer) writeNodeReport(w http.ResponseWriter, req *http.Request) {
+	var o Object
+	if err := json.NewDecoder(req.Body).Decode(&o); err != nil {
+		refuse(w, apierrors.NewBadRequest(err.Error()))
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	reply(w, http.StatusOK, s.store(s.resources[nodeReports], o))
+}
+
+// acknowledged returns which generation of the nodes that vote a node has acknowledged.
+func (s *apiServer) acknowledged(node string) (generation float64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	report := s.resources[nodeReports].objects[objectID{"NodeReport", "", node}.file()]
+	status, _ := report["status"].(map[string]any)
+	generation, _ = status["egressVoters"].(float64)
+	return generation
 }
 
 func reply(w http.ResponseWriter, code int, o any) {
