@@ -50,8 +50,9 @@ var Cell = cell.Module(
 // Config has the flags of votes.
 type Config struct{ EgressIPLease time.Duration }
 
-// DefaultConfig is the configuration without flags. Gateways are lost after about the same time.
-var DefaultConfig = Config{EgressIPLease: 250 * time.Millisecond}
+// DefaultConfig is the configuration without flags. Gateways are lost after about the same time, by
+// the default of probes.
+var DefaultConfig = Config{EgressIPLease: 225 * time.Millisecond}
 
 const (
 	minLease = 100 * time.Millisecond

@@ -358,7 +358,7 @@ func TestOneOwner(t *testing.T) {
 // TestFailover: the next node has an address within two terms after the former one is cut off, and
 // nothing else moves an address: neither lost packets nor an agent that stands still.
 func TestFailover(t *testing.T) {
-	const term = int(250)
+	const term = int(225)
 	w := newNetwork(t, 1, 5, 5)
 	w.all(v4, 0)
 	w.all(v6, 3)

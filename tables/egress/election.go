@@ -34,16 +34,19 @@ const maxPoolNodes = 64
 type rank int
 
 const (
-	suited   rank = iota
-	draining      // it gives its addresses up
-	unprobed      // it may have no agent that takes votes
-	lost          // for this node
+	suited     rank = iota
+	draining        // it gives its addresses up
+	unprobed        // it may have no agent that takes votes
+	recovering      // it was lost, and answers again
+	lost            // for this node
 )
 
 func (e *election) rank(n *tables.Node) rank {
 	switch e.state(n.Name) {
-	case tables.PathLost, tables.PathRecovering:
+	case tables.PathLost:
 		return lost
+	case tables.PathRecovering:
+		return recovering
 	case tables.PathUnprobed:
 		return unprobed
 	}

@@ -296,6 +296,8 @@ func TestEgressIPFollowsPaths(t *testing.T) {
 	require.NotContains(t, []string{first, second}, third)
 	path(third, tables.PathLost)
 	require.Equal(t, second, w.row("203.0.113.9").Node)
+	path(second, tables.PathLost)
+	require.Equal(t, first, w.row("203.0.113.9").Node, "it answers")
 	path(second, tables.PathUnreachable)
 	path(first, tables.PathUnreachable)
 	require.Equal(t, first, w.row("203.0.113.9").Node, "the network of this node is down")
