@@ -4,6 +4,7 @@ package agent
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -13,6 +14,7 @@ import (
 	"github.com/spf13/pflag"
 	"k8s.io/apimachinery/pkg/util/validation"
 
+	"github.com/sluice-net/sluice/sources/probes"
 	"github.com/sluice-net/sluice/tables"
 	"github.com/sluice-net/sluice/tables/members"
 )
@@ -81,6 +83,16 @@ func checkClusterCIDRs(c members.Config) error {
 		if p, err := netip.ParsePrefix(text); err == nil && p.Bits() == 0 {
 			return fmt.Errorf("--cluster-cidrs %s: all addresses would be inside the cluster, and nothing ever redirected to an egress gateway", text)
 		}
+	}
+	return nil
+}
+
+// checkEgressIPs refuses egress addresses that move without probes: nodes vote for nodes that they
+// probe.
+func checkEgressIPs(e tables.EgressIPs, c probes.Config) error {
+	if e.Enabled && c.GatewayProbeInterval == 0 {
+		return errors.New("flag --egress-ips: nodes vote by what they probe, but " +
+			"--gateway-probe-interval is 0: give it an interval, such as 75ms, or leave it out")
 	}
 	return nil
 }

@@ -81,6 +81,7 @@ var Dataflow = cell.Group(
 	// Which gateways this node reaches: gateway-health.
 	cell.Provide(func(d *datapath.Datapath) probes.Datapath { return d }),
 	probes.Cell,
+	cell.Invoke(checkEgressIPs),
 
 	// The maps: in the kernel or in memory.
 	bpf.Cell,
@@ -120,7 +121,7 @@ var Dataflow = cell.Group(
 	trace.Cell,
 
 	// Egress addresses that move between nodes, and votes for their owners: egress-ip-leases,
-	// egress-ip-votes.
+	// egress-ip-votes, egress-ip-owners.
 	cell.Provide(func(d *datapath.Datapath) egressip.Datapath { return d }),
 	egressip.Cell,
 

@@ -12,7 +12,6 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
-	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -30,7 +29,6 @@ import (
 var (
 	nodesResource  = corev1.SchemeGroupVersion.WithResource("nodes")
 	eventsResource = corev1.SchemeGroupVersion.WithResource("events")
-	leasesResource = coordinationv1.SchemeGroupVersion.WithResource("leases")
 )
 
 // write is a patch, of which nothing stays.
@@ -56,7 +54,7 @@ func (w write) as(t *testing.T, client dynamic.Interface) error {
 		_, err := into.Patch(t.Context(), w.name, kind, []byte(w.patch), options)
 		return err
 	}
-	if w.resource == announce.Resource || w.resource == leasesResource {
+	if w.resource == announce.Resource {
 		_, err := into.Namespace(cluster.Namespace).Patch(t.Context(), w.name, kind, []byte(w.patch),
 			options)
 		return err
@@ -85,32 +83,6 @@ func eventOf(kind, name string) write {
 		"metadata: {name: tampered}, reason: Tampered, involvedObject: {kind: %s, name: %s}}", kind, name)}
 }
 
-// leaseOf is a Lease with its holder and generation.
-func leaseOf(name, holder string, transitions int) write {
-	return write{leasesResource, name, fmt.Sprintf("{apiVersion: coordination.k8s.io/v1, "+
-		"kind: Lease, metadata: {name: %s, namespace: %s}, "+
-		"spec: {holderIdentity: %q, leaseTransitions: %d}}",
-		name, cluster.Namespace, holder, transitions)}
-}
-
-// leaseRights are those of the chart with flags.egress-ips, and to patch, as this test does.
-const leaseRights = `
-apiVersion: rbac.authorization.k8s.io/v1
-kind: Role
-metadata: {name: leases, namespace: ` + cluster.Namespace + `}
-rules:
-- {apiGroups: [coordination.k8s.io], resources: [leases], verbs: [get, create, update, patch]}
----
-apiVersion: rbac.authorization.k8s.io/v1
-kind: RoleBinding
-metadata: {name: leases, namespace: ` + cluster.Namespace + `}
-roleRef: {apiGroup: rbac.authorization.k8s.io, kind: Role, name: leases}
-subjects: [{kind: ServiceAccount, name: sluice, namespace: ` + cluster.Namespace + `}]
-`
-
-// ofOther is the Lease of an egress address that another node has had, for the third time.
-var ofOther = leaseOf("sluice-egress-ip-192-0-2-1", "node-2", 3)
-
 func changeOf(node, patch string) write { return write{nodesResource, node, patch} }
 
 // taints are those of each node. The agent removes the first.
@@ -132,9 +104,6 @@ var own = map[string]write{
 		{"op": "replace", "path": "/spec/taints", "value": [`+taintLeft+`]}]`),
 	"nothing else": changeOf("node-1", `{}`),
 	"event":        eventOf("Node", "node-1"),
-	"lease":        leaseOf("sluice-egress-ip-192-0-2-2", "node-1", 0),
-	"lease back":   leaseOf("sluice-egress-ip-192-0-2-2", "", 0),
-	"lease taken":  leaseOf("sluice-egress-ip-192-0-2-1", "node-1", 4),
 }
 
 // foreign is what it may not write, with why.
@@ -149,11 +118,6 @@ var foreign = map[string]struct {
 	"pod of no node":        {sliceOf("sluice-node-1-ipv4", "", nowhere), "may not announce addresses of other nodes"},
 	"backend of a service":  {sliceOf("sluice-node-1-ipv4", "kubernetes.io/service-name: web", here), "may not write an EndpointSlice of a service"},
 	"report of another one": {reportOf("node-2"), "node-1's agent may not write the NodeReport node-2"},
-	"lease of operators":    {leaseOf("sluice", "node-1", 0), "may not write the Lease sluice"},
-	"lease for another": {leaseOf("sluice-egress-ip-192-0-2-2", "node-2", 0),
-		"may not give a Lease to another node"},
-	"lease of former generation": {leaseOf("sluice-egress-ip-192-0-2-1", "node-1", 2),
-		"may not take generations of a Lease back"},
 	"event of another node": {eventOf("Node", "node-2"), "node-1's agent may not write Events but about its Node"},
 	"event of a policy":     {eventOf("CiliumEgressGatewayPolicy", "web"), "may not write Events but about its Node"},
 	"taint of another node": {changeOf("node-2", `{"spec": {"taints": [`+taintLeft+`]}}`),
@@ -179,8 +143,6 @@ func TestAdmissionPolicy(t *testing.T) {
 			[]byte(`{"spec": {"taints": [`+taints+`]}}`), metav1.PatchOptions{})
 		require.NoError(t, err)
 	}
-	c.Apply(leaseRights)
-	c.Apply(ofOther.patch)
 	client := func(config *rest.Config) dynamic.Interface {
 		http, err := rest.HTTPClientFor(config)
 		require.NoError(t, err)

@@ -50,12 +50,13 @@ func (c Config) Flags(flags *pflag.FlagSet) {
 		"report the status of policies in the NodeReport of this node, from which the operator "+
 			"makes conditions and Events; needs --source=kubernetes")
 	flags.Bool("egress-ips", c.EgressIPs,
-		"Move the egress addresses of EgressIPPools between nodes; needs --source=kubernetes")
+		"Move the egress addresses of EgressIPPools between nodes; needs --source=kubernetes, "+
+			"probes of gateways, and keys of the overlay")
 	flags.Bool("egress-bgp", c.EgressBGP,
 		"Announce the egress addresses that move to the routers of EgressBGPPeers; needs --egress-ips")
 }
 
-// MovesEgressIPs says whether egress addresses of pools move: leases are at the API server.
+// MovesEgressIPs says whether egress addresses of pools move: pools and voters are objects.
 func (c Config) MovesEgressIPs() tables.EgressIPs {
 	return tables.EgressIPs{Enabled: c.EgressIPs && c.Source == SourceKubernetes}
 }
@@ -73,7 +74,8 @@ func (c OperatorConfig) Flags(flags *pflag.FlagSet) {
 	flags.Bool("object-status", c.ObjectStatus,
 		"write the status of policies, as agents report it, to conditions and Events of their objects")
 	flags.Bool("egress-ips", c.EgressIPs,
-		"give nodes blocks of ports, and policies addresses, of EgressIPPools, in the status of these")
+		"give nodes blocks of ports, and policies addresses, of EgressIPPools, in the status of "+
+			"these, and choose the nodes that vote on such addresses")
 }
 
 // Objects says where the operator reads from: always an API server.

@@ -123,16 +123,13 @@ func TestPoolRights(t *testing.T) {
 	require.ElementsMatch(t, []string{
 		"patch sluice.io/egressippools/status", "create /events", "patch /events",
 	}, writes(rights(operator)))
-	// Each agent may write Leases, of which the admission policy leaves it those of addresses.
-	require.ElementsMatch(t, []string{"create coordination.k8s.io/leases",
-		"update coordination.k8s.io/leases", "create discovery.k8s.io/endpointslices",
-		"patch discovery.k8s.io/endpointslices",
-	}, writes(rights(object[rbacv1.Role](t, all, "Role/sluice").Rules)))
-	policy := object[admissionv1.ValidatingAdmissionPolicy](t, all, "ValidatingAdmissionPolicy/sluice")
-	require.True(t, slices.ContainsFunc(policy.Spec.MatchConstraints.ResourceRules,
-		func(r admissionv1.NamedRuleWithOperations) bool {
-			return slices.Contains(r.Resources, "leases")
-		}))
+	// Nodes vote: agents need no Leases, and read one ConfigMap.
+	agent := object[rbacv1.Role](t, all, "Role/sluice").Rules
+	require.ElementsMatch(t, []string{
+		"get /configmaps", "list /configmaps", "watch /configmaps",
+		"create discovery.k8s.io/endpointslices", "patch discovery.k8s.io/endpointslices",
+	}, rights(agent))
+	require.Equal(t, []string{"sluice-egress-voters"}, agent[0].ResourceNames)
 	args := object[appsv1.Deployment](t, all, "Deployment/sluice-operator").Spec.Template.Spec.
 		Containers[0].Args
 	require.Contains(t, args, "--egress-ips=true")
