@@ -28,7 +28,7 @@ const (
 	// is not known what they say of them.
 	ConfigNetworkPolicies
 
-	// ConfigFloating says that sluice_floating has entries.
+	// ConfigFloating says that sluice_votes may have entries.
 	ConfigFloating
 	// ConfigEgressIPs says that there may be egress addresses that move.
 	ConfigEgressIPs

@@ -13,7 +13,7 @@ import (
 type EgressBGPRoute struct {
 	Addr       netip.Addr `json:"addr"`
 	Announce   bool       `json:"announce"`
-	Generation uint32     `json:"generation"` // of the lease, see [EgressBGPRoute.Metric]
+	Generation uint32     `json:"generation"` // of egress-ip-leases, see [EgressBGPRoute.Metric]
 
 	Reconciled `yaml:",inline"`
 }

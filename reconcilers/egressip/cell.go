@@ -41,11 +41,17 @@ var Cell = cell.Module(
 	tables.Own(tables.NewEgressIPLeaseTable),
 	tables.Own(tables.NewEgressIPVoteTable),
 	tables.Own(tables.NewEgressIPOwnerTable),
-	cell.Provide(func(t statedb.RWTable[*tables.EgressIPLease]) tables.SourceOut {
-		return tables.NewSourceOut("egress-ip-leases", t)
-	}),
+	cell.Provide(source),
 	cell.Invoke(Config.validate, register),
 )
+
+// source says that these tables come from what nodes tell each other.
+func source(
+	leases statedb.RWTable[*tables.EgressIPLease], votes statedb.RWTable[*tables.EgressIPVote],
+	owners statedb.RWTable[*tables.EgressIPOwner],
+) tables.SourceOut {
+	return tables.NewSourceOut("egress-votes", leases, votes, owners)
+}
 
 // Config has the flags of votes.
 type Config struct{ EgressIPLease time.Duration }

@@ -92,7 +92,7 @@ func (c *configParams) row(txn statedb.ReadTxn, _ uint32) *tables.DatapathConfig
 	if c.Monitors.NumObjects(txn) > 0 {
 		row.Flags |= bpf.ConfigFlowEvents
 	}
-	if c.EgressIPs.Enabled { // also before the leases are known: those of a former run may have ended
+	if c.EgressIPs.Enabled { // also before it is known who votes: votes of a former run may have ended
 		row.Flags |= bpf.ConfigFloating | bpf.ConfigEgressIPs
 	}
 	if c.Limits.NumObjects(txn) > 0 {
