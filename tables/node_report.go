@@ -23,6 +23,8 @@ type ReportContents struct {
 	Policies     []ReportedPolicy `json:"policies,omitempty"` // by their IDs
 	Omitted      int              `json:"omitted,omitempty"`  // policies for which there was no room
 	Summary      ReportSummary    `json:"summary"`
+
+	EgressPorts []PoolPorts `json:"egressPorts,omitempty"` // by the names of pools
 }
 
 // ReportSummary is what kubectl shows of a NodeReport.
