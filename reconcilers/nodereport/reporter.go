@@ -120,7 +120,8 @@ func (r *reporter) take(txn statedb.ReadTxn) []<-chan struct{} {
 		}
 	}
 	_, _, node, _ := r.Nodes.GetWatch(txn, tables.NodeByName(r.LocalNode.Name))
-	return []<-chan struct{}{watch, node}
+	_, ports := r.Ports.AllWatch(txn)
+	return []<-chan struct{}{watch, node, ports}
 }
 
 // more waits until something has changed, or all is to be written again.
@@ -130,6 +131,7 @@ func (r *reporter) more(ctx context.Context, changed []<-chan struct{}) bool {
 	select {
 	case <-changed[0]:
 	case <-changed[1]:
+	case <-changed[2]:
 	case <-timer.C:
 		r.last = nil
 	case <-ctx.Done():
@@ -157,7 +159,7 @@ func (r *reporter) wanted() []byte {
 	if !found {
 		return nil
 	}
-	return manifest(node, compose(string(r.Version), r.Reports.All(txn)))
+	return manifest(node, compose(string(r.Version), r.Reports.All(txn), r.Ports.All(txn)))
 }
 
 // write writes the report, unless it says already what it shall.

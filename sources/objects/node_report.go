@@ -22,6 +22,7 @@ type nodeReport struct {
 			Egress string `json:"egress"`
 			Failed int    `json:"failed"`
 		} `json:"summary"`
+		EgressPorts []reportedPorts `json:"egressPorts"`
 	} `json:"status"`
 }
 
@@ -76,6 +77,7 @@ func nodeReports(o *nodeReport, name tables.Name, errs *fieldErrors) []*tables.N
 	slices.SortFunc(
 		r.Policies, func(a, b tables.ReportedPolicy) int { return a.Policy.Compare(b.Policy) },
 	)
+	r.EgressPorts = errs.poolPorts("status.egressPorts", o.Status.EgressPorts)
 	r.Errors = *errs
 	return one(r)
 }
