@@ -44,6 +44,14 @@ func (p PoolPorts) HasDrained(b PortBlock) bool {
 	})
 }
 
+func (p PoolPorts) String() string {
+	text := p.Pool + " " + strconv.Itoa(p.Blocks)
+	if len(p.Drained) > 0 {
+		text += " drained " + listColumn(stringsOf(p.Drained), " ")
+	}
+	return text
+}
+
 func (d DrainedBlock) String() string { return strconv.Itoa(d.Index) }
 
 // EgressPortDemand is how many ports of a pool this node uses, and what it reports of that.

@@ -46,7 +46,7 @@ func (c *ReportContents) Policy(id PolicyID) *ReportedPolicy {
 
 // TableHeader implements [statedb.TableWritable].
 func (*NodeReport) TableHeader() []string {
-	return []string{"Node", "AgentVersion", "Egress", "Failed", "Problems", "Omitted", "Errors"}
+	return []string{"Node", "AgentVersion", "Egress", "Failed", "Problems", "Omitted", "Ports", "Errors"}
 }
 
 // TableRow implements [statedb.TableWritable].
@@ -59,7 +59,8 @@ func (r *NodeReport) TableRow() []string {
 	}
 	return []string{
 		r.Node, orDash(r.AgentVersion), orDash(r.Summary.Egress), strconv.Itoa(r.Summary.Failed),
-		listColumn(problems, ", "), strconv.Itoa(r.Omitted), errorColumn(r.Errors),
+		listColumn(problems, ", "), strconv.Itoa(r.Omitted),
+		listColumn(stringsOf(r.EgressPorts), ", "), errorColumn(r.Errors),
 	}
 }
 
