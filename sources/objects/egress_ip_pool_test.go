@@ -130,7 +130,7 @@ func TestEgressIPPoolStatus(t *testing.T) {
 		{Addr: netip.MustParseAddr("192.0.2.9"), Policy: "web"},
 	}, p.Allocations)
 	require.Empty(t, p.Error, "what the operator writes stops no pool")
-	require.Len(t, p.Errors, 8+4)
+	require.Len(t, p.Errors, 9+4)
 	require.Nil(t, p.Object, "agents' rows change with what matters to them")
 
 	require.Equal(t, 256, poolOf(t, `{"cidrs":["192.0.2.0/24"]}`).PortsPerBlock)
