@@ -29,8 +29,8 @@ const (
 	nodeReports   = "nodereports"
 )
 
-// apiServer is an API server for the agents of a cluster, with the objects of that. A node reaches it by its
-// device to other nodes: one that is cut off from them has no API server.
+// apiServer is an API server for the agents of a cluster, with the objects of that. A node reaches
+// it by its device to other nodes: one that is cut off from them has no API server.
 type apiServer struct {
 	ns     *Namespace
 	http   *http.Server

@@ -45,7 +45,7 @@ func (m *moving) vote(generation uint32, voters ...*Node) {
 // report no policies.
 func TestTrafficEgressIPVoters(t *testing.T) {
 	t.Parallel()
-	m := newMoving(t, 10*time.Second)
+	m := newMoving(t, time.Second)
 	m.vote(2, m.Nodes...)
 	for _, n := range m.Nodes {
 		m.eventually(n.Name+" acknowledges the voters", func() error {
