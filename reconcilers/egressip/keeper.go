@@ -33,7 +33,9 @@ type keeper struct {
 	checks      chan check
 	set         *tables.EgressVoters // nil: it is not known yet
 	kernelSet   bpf.VotersValue
-	said        string // in health
+	behind      bool       // a tick was over before all addresses were brought to where they shall be
+	resume      netip.Addr // the first address that was not
+	said        string     // in health
 	health      cell.Health
 }
 
@@ -79,7 +81,9 @@ func (k *keeper) run(ctx context.Context, health cell.Health) error {
 	for {
 		k.report(k.tick(ctx))
 		next := k.Config.tick()
-		if len(k.owned) == 0 && k.IPs.NumObjects(k.DB.ReadTxn()) == 0 {
+		if k.behind {
+			next = 0
+		} else if len(k.owned) == 0 && k.IPs.NumObjects(k.DB.ReadTxn()) == 0 {
 			next = lookIdle
 		}
 		if !pause.For(ctx, next) {
@@ -100,11 +104,12 @@ func (k *keeper) adopt() error {
 	if err != nil {
 		return err
 	}
+	devices, err := devices()
+	if err != nil {
+		return err
+	}
 	for addr, entry := range entries {
-		device, err := deviceOf(addr)
-		if err != nil {
-			return err
-		}
+		device := devices[addr]
 		o := &owned{addr: addr, ifIndex: entry.IfIndex, isKnown: true}
 		o.assigned = device != 0 && device == int(entry.IfIndex)
 		k.owned[addr] = o
@@ -135,10 +140,20 @@ func (k *keeper) tick(ctx context.Context) error {
 	}
 	k.takeChecks()
 	var has []netip.Addr
-	for _, addr := range slices.SortedFunc(maps.Keys(k.owned), netip.Addr.Compare) {
+	// Votes must go on: the work of a tick is bounded, and the next one goes on with the rest.
+	now := k.now()
+	until := now + uint64(k.Config.tick())
+	k.behind = false
+	for _, addr := range k.inTurn() {
 		o := k.owned[addr]
-		o.votes(entries[addr], k.kernelSet, k.set, k.now())
-		k.keep(ctx, o)
+		o.votes(entries[addr], k.kernelSet, k.set, now)
+		if !k.behind && now >= until {
+			k.behind, k.resume = true, addr
+		}
+		if !k.behind {
+			k.keep(ctx, o)
+			now = k.now()
+		}
 		if o.problem != nil {
 			errs = append(errs, o.problem)
 		}
@@ -146,8 +161,16 @@ func (k *keeper) tick(ctx context.Context) error {
 			has = append(has, addr)
 		}
 	}
+	slices.SortFunc(has, netip.Addr.Compare)
 	errs = append(errs, k.write(), k.herald.tell(has), k.herald.listen(has))
 	return errors.Join(errs...)
+}
+
+// inTurn returns the addresses that this node may have, from the one at which the last tick was over.
+func (k *keeper) inTurn() []netip.Addr {
+	addrs := slices.SortedFunc(maps.Keys(k.owned), netip.Addr.Compare)
+	at, _ := slices.BinarySearchFunc(addrs, k.resume, netip.Addr.Compare)
+	return slices.Concat(addrs[at:], addrs[:at])
 }
 
 // followVoters tells the programs who votes. The last set stays when there is none, or one with a

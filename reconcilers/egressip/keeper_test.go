@@ -448,3 +448,36 @@ func TestOwnersAreTold(t *testing.T) {
 	require.Empty(t, owner())
 	require.ErrorIs(t, w.told.Lookup(keyOf(v6), &bpf.ToldValue{}), ebpf.ErrKeyNotExist)
 }
+
+// TestVotesGoOn: while many addresses come, votes are repeated in time.
+func TestVotesGoOn(t *testing.T) {
+	w := newWorld(t)
+	const count = 600
+	clock := uint64(1e12)
+	w.keeper.now = func() uint64 { // as long as it takes to bring an address, roughly
+		clock += 3e5
+		return clock
+	}
+	require.NoError(t, w.adopt())
+	clock += w.voter.patience()
+	addrs := make([]netip.Addr, count)
+	for i := range addrs {
+		addrs[i] = netip.AddrFrom4([4]byte{203, 0, byte(i >> 8), byte(i)})
+		w.wants(addrs[i], "node-2")
+	}
+	require.NoError(t, w.followCandidates())
+	for _, addr := range addrs {
+		w.wants(addr, "node-1")
+	}
+	for tick, assigned := 0, 0; assigned < count; tick++ {
+		require.Less(t, tick, count)
+		require.NoError(t, w.tick(t.Context()))
+		assigned = 0
+		for _, addr := range addrs {
+			require.True(t, w.row(addr).Held, "%s after %d ticks", addr, tick)
+			if w.row(addr).Assigned {
+				assigned++
+			}
+		}
+	}
+}

@@ -32,18 +32,31 @@ var (
 	allNodes = netip.MustParseAddr("ff02::1")
 )
 
-// deviceOf returns the interface index of the device that has an address, 0 if none has.
-func deviceOf(addr netip.Addr) (int, error) {
+// listTries is how often addresses are listed while others change them.
+const listTries = 5
+
+// devices returns the interface index of the device that has an address, for all addresses.
+func devices() (map[netip.Addr]int, error) {
 	addrs, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
-	if err != nil {
-		return 0, fmt.Errorf("list addresses: %w", err)
+	for try := 1; try < listTries && errors.Is(err, netlink.ErrDumpInterrupted); try++ {
+		addrs, err = netlink.AddrList(nil, netlink.FAMILY_ALL)
 	}
+	if err != nil {
+		return nil, fmt.Errorf("list addresses: %w", err)
+	}
+	devices := map[netip.Addr]int{}
 	for _, a := range addrs {
-		if has, ok := netip.AddrFromSlice(a.IP); ok && has.Unmap() == addr {
-			return a.LinkIndex, nil
+		if addr, ok := netip.AddrFromSlice(a.IP); ok {
+			devices[addr.Unmap()] = a.LinkIndex
 		}
 	}
-	return 0, nil
+	return devices, nil
+}
+
+// deviceOf returns the interface index of the device that has an address, 0 if none has.
+func deviceOf(addr netip.Addr) (int, error) {
+	devices, err := devices()
+	return devices[addr], err
 }
 
 // host is an address as the kernel takes it: alone, without a route, a check for duplicates that
