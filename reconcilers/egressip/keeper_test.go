@@ -424,6 +424,21 @@ func TestOwnersAreTold(t *testing.T) {
 	require.NoError(t, h.tell([]netip.Addr{v4}))
 	require.Len(t, out.frames, 2*tellFirst+4, "others at once")
 
+	// In a large cluster it takes several ticks, and new addresses come first.
+	out.frames = nil
+	h.now = func() uint64 {
+		clock += uint64(DefaultConfig.tick())
+		return clock
+	}
+	require.NoError(t, h.tell([]netip.Addr{v4, v6}))
+	require.Empty(t, out.frames)
+	h.now = func() uint64 { return clock }
+	require.NoError(t, h.tell([]netip.Addr{v6}))
+	require.Len(t, out.frames, 2)
+	for _, m := range out.frames {
+		require.Equal(t, v6.AsSlice(), m.frame[len(m.frame)-16:])
+	}
+
 	owner := func() string {
 		require.NoError(t, h.listen(nil))
 		row, _, found := h.Owners.Get(w.db.ReadTxn(), tables.EgressIPOwnerByAddr(v6))
