@@ -376,6 +376,20 @@ func TestVotersAreMissing(t *testing.T) {
 	w.assigned(v4) // by the set before
 }
 
+// TestVotesThatDoNotCount: a node that is not probed can answer no votes, which is told.
+func TestVotesThatDoNotCount(t *testing.T) {
+	w := newWorld(t)
+	w.socket.open = func(frames.Overlay) (transport, error) { return &wire{}, nil }
+	require.NoError(t, w.adopt())
+	w.voter.from = 0
+	w.wants(v4, "node-2")
+	require.NoError(t, w.tick(t.Context()))
+	require.ErrorContains(t, w.tick(t.Context()), "192.0.2.2 do not count: it is not probed")
+	require.NoError(t, w.paths.Put(
+		bpf.NodeKey{Addr: bpf.AddressFrom(netip.MustParseAddr("192.0.2.2"))}, bpf.PathValue{}))
+	require.NoError(t, w.tick(t.Context()))
+}
+
 // sent is a message to a node.
 type sent struct {
 	to    netip.Addr

@@ -5,6 +5,7 @@ package egressip
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"net/netip"
 	"slices"
@@ -63,7 +64,7 @@ func (v *voter) begin(now, formerTerm uint64) {
 // vote tells all nodes for which addresses this one votes. own is called with the address and the
 // time until which the vote is valid for those of this node.
 func (v *voter) vote(
-	set *tables.EgressVoters, now func() uint64, clockOf clocks,
+	set *tables.EgressVoters, now func() uint64,
 	own func(addr netip.Addr, until uint64) error,
 ) error {
 	place := slices.IndexFunc(set.Voters, func(o tables.EgressVoter) bool {
@@ -93,11 +94,11 @@ func (v *voter) vote(
 			continue
 		}
 		ballots[ip.NodeAddr] = append(ballots[ip.NodeAddr], ip.Addr)
-		v.promise(ip, clockOf)
+		v.promise(ip)
 	}
 	v.forget(txn, now(), ballots)
-	for node, addrs := range ballots {
-		for some := range slices.Chunk(addrs, bpf.VotesInFrame) {
+	for _, node := range slices.SortedFunc(maps.Keys(ballots), netip.Addr.Compare) {
+		for some := range slices.Chunk(ballots[node], bpf.VotesInFrame) {
 			errs = append(errs, v.send(out, key, node, set.Generation, some))
 		}
 	}
@@ -120,7 +121,7 @@ func (v *voter) waits(ip *tables.EgressIP, now uint64) string {
 
 // promise notes that the next votes for a node have this address. They are valid for a term from
 // the time there that is sent with them, which was before it was read here.
-func (v *voter) promise(ip *tables.EgressIP, clockOf clocks) {
+func (v *voter) promise(ip *tables.EgressIP) {
 	p := v.peers[ip.NodeAddr]
 	former := v.promises[ip.Addr]
 	until := uint64(0)
@@ -136,7 +137,8 @@ func (v *voter) promise(ip *tables.EgressIP, clockOf clocks) {
 // listen reads the clocks of all nodes that this one votes for.
 func (v *voter) listen(now func() uint64, clockOf clocks) error {
 	var errs []error
-	for node, p := range v.peers {
+	for _, node := range slices.SortedFunc(maps.Keys(v.peers), netip.Addr.Compare) {
+		p := v.peers[node]
 		clock, nonce, err := clockOf(node)
 		if err != nil {
 			errs = append(errs, err)

@@ -160,7 +160,7 @@ func (n *simNode) voteForSelf(addr netip.Addr, until uint64) error {
 // agent is what the agent does at each tick.
 func (n *simNode) agent() {
 	require.NoError(n, n.voter.listen(n.now, n.clockOf))
-	require.NoError(n, n.voter.vote(n.set, n.now, n.clockOf, n.voteForSelf))
+	require.NoError(n, n.voter.vote(n.set, n.now, n.voteForSelf))
 }
 
 // receive is what the programs do: see programs/vote.h.
