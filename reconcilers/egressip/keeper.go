@@ -130,7 +130,7 @@ func (k *keeper) tick(ctx context.Context) error {
 	errs := []error{k.followVoters(), k.followCandidates()}
 	if k.set != nil {
 		errs = append(errs, k.voter.listen(k.now, k.entries.clockOf),
-			k.voter.vote(k.set, k.now, k.voteForSelf))
+			k.voter.vote(k.set, k.now, k.entries.clockOf, k.voteForSelf))
 	} else if k.IPs.NumObjects(k.DB.ReadTxn()) > 0 {
 		errs = append(errs, errors.New("no nodes vote yet: the operator chooses them"))
 	}
