@@ -26,6 +26,7 @@ type keeper struct {
 	voter       *voter
 	herald      *herald
 	socket      *sockets
+	announcer   announcer
 	entries     kernelEntries
 	now         func() uint64
 	initialized func(statedb.WriteTxn)
@@ -78,6 +79,7 @@ func (k *keeper) run(ctx context.Context, health cell.Health) error {
 	}
 	k.start()
 	defer k.socket.close()
+	defer k.announcer.close()
 	for {
 		k.report(k.tick(ctx))
 		next := k.Config.tick()

@@ -149,7 +149,7 @@ func (k *keeper) bring(o *owned, isUp bool) error {
 	if !isUp {
 		return nil
 	}
-	return announce(o.addr, int(o.ifIndex))
+	return k.announcer.announce(o.addr, int(o.ifIndex))
 }
 
 // guarded reports whether the programs are silent about the address without a majority.
