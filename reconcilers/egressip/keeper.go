@@ -186,8 +186,12 @@ func (k *keeper) followVoters() error {
 		return fmt.Errorf("the nodes that vote: %s", set.Error)
 	}
 	k.set = set
+	term := k.voter.term()
+	if k.now() < k.voter.from { // the next agent has to wait for votes of the former one too
+		term = max(term, k.kernelSet.Term)
+	}
 	v := bpf.VotersValue{
-		Clock: k.kernelSet.Clock, Term: uint64(k.Config.EgressIPLease),
+		Clock: k.kernelSet.Clock, Term: term,
 		Generation: set.Generation, Majority: uint32(set.Majority()),
 	}
 	for i, voter := range set.Voters {

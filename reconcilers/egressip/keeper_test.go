@@ -390,6 +390,28 @@ func TestVotesThatDoNotCount(t *testing.T) {
 	require.NoError(t, w.tick(t.Context()))
 }
 
+// TestShorterTerm: the term of a former agent is kept until its votes have run out, for the agent
+// that follows this one.
+func TestShorterTerm(t *testing.T) {
+	w := newWorld(t)
+	clock := uint64(1e12)
+	w.keeper.now = func() uint64 { return clock }
+	const former = uint64(10 * time.Second)
+	require.NoError(t, w.voters.Put(uint32(0), bpf.VotersValue{Term: former}))
+	term := func() uint64 {
+		var v bpf.VotersValue
+		require.NoError(t, w.followVoters())
+		require.NoError(t, w.voters.Lookup(uint32(0), &v))
+		return v.Term
+	}
+	require.NoError(t, w.adopt())
+	require.Equal(t, former, term())
+	clock += patience(former) - 1
+	require.Equal(t, former, term())
+	clock++
+	require.Equal(t, w.voter.term(), term())
+}
+
 // sent is a message to a node.
 type sent struct {
 	to    netip.Addr
