@@ -214,6 +214,8 @@ func (k *keeper) followCandidates() error {
 	txn := k.DB.ReadTxn()
 	mayHave := map[netip.Addr]bool{}
 	var errs []error
+	var given map[netip.Addr]int // devices by address, once they are needed
+	refused := 0
 	for ip := range k.IPs.All(txn) {
 		if !k.Enabled.Enabled || ip.IfIndex == 0 {
 			continue
@@ -228,9 +230,23 @@ func (k *keeper) followCandidates() error {
 		if k.owned[ip.Addr] != nil && o.ifIndex == ip.IfIndex {
 			continue
 		}
-		if err := k.add(o, ip.IfIndex); err != nil {
+		if k.owned[ip.Addr] == nil && len(k.owned) == bpf.EgressIPs {
+			refused++
+			continue
+		}
+		if given == nil {
+			var err error
+			if given, err = devices(); err != nil {
+				return err
+			}
+		}
+		if err := k.add(o, given[ip.Addr], ip.IfIndex); err != nil {
 			errs = append(errs, err)
 		}
+	}
+	if refused > 0 {
+		errs = append(errs, fmt.Errorf("%d addresses cannot come here: %s has room for %d",
+			refused, bpf.VotesMap, bpf.EgressIPs))
 	}
 	for addr, o := range k.owned {
 		if mayHave[addr] {
@@ -249,13 +265,9 @@ func (k *keeper) followCandidates() error {
 	return errors.Join(errs...)
 }
 
-// add makes the entry of an address, or moves it to another device.
-func (k *keeper) add(o *owned, ifIndex uint32) error {
-	device, err := deviceOf(o.addr)
-	switch {
-	case err != nil:
-		return err
-	case device != 0 && !o.assigned:
+// add makes the entry of an address that a device has, 0 if none, or moves it to another device.
+func (k *keeper) add(o *owned, device int, ifIndex uint32) error {
+	if device != 0 && !o.assigned {
 		return fmt.Errorf("%s was given to device %d by others: it is left alone", o.addr, device)
 	}
 	if o.assigned {

@@ -412,6 +412,25 @@ func TestShorterTerm(t *testing.T) {
 	require.Equal(t, w.voter.term(), term())
 }
 
+// TestMoreAddressesThanRoom: addresses for which there is no room are told as one, and others come.
+func TestMoreAddressesThanRoom(t *testing.T) {
+	w := newWorld(t)
+	require.NoError(t, w.adopt())
+	const more = 3
+	for i := range bpf.EgressIPs + more {
+		w.wants(netip.AddrFrom4([4]byte{203, 0, byte(i >> 8), byte(i)}), "node-2")
+	}
+	for range 2 {
+		require.EqualError(t, w.followCandidates(),
+			"3 addresses cannot come here: sluice_votes has room for 1024")
+		require.Len(t, w.owned, bpf.EgressIPs)
+	}
+	w.ips.Remove(&tables.EgressIP{Addr: netip.AddrFrom4([4]byte{203, 0, 0, 0})})
+	require.Error(t, w.followCandidates())
+	require.ErrorContains(t, w.followCandidates(), "2 addresses")
+	require.Len(t, w.owned, bpf.EgressIPs)
+}
+
 // sent is a message to a node.
 type sent struct {
 	to    netip.Addr
