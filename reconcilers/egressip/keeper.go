@@ -32,6 +32,7 @@ type keeper struct {
 	initialized func(statedb.WriteTxn)
 	owned       map[netip.Addr]*owned // addresses that this node may have
 	checks      chan check
+	checking    int                  // how many checks there are
 	set         *tables.EgressVoters // nil: it is not known yet
 	kernelSet   bpf.VotersValue
 	behind      bool       // a tick was over before all addresses were brought to where they shall be
