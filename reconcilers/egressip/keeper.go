@@ -65,6 +65,10 @@ func (k *keeper) run(ctx context.Context, health cell.Health) error {
 		<-ctx.Done()
 		return nil
 	}
+	if err := k.adopt(); err != nil {
+		return err
+	}
+	k.start() // before it is known who votes: where programs run depends on the rows
 	for _, input := range []interface {
 		Initialized(statedb.ReadTxn) (bool, <-chan struct{})
 	}{k.IPs, k.Voters, k.Keys, k.Settings} {
@@ -75,10 +79,6 @@ func (k *keeper) run(ctx context.Context, health cell.Health) error {
 			return nil
 		}
 	}
-	if err := k.adopt(); err != nil {
-		return err
-	}
-	k.start()
 	defer k.socket.close()
 	defer k.announcer.close()
 	for {
