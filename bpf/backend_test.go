@@ -303,7 +303,7 @@ func TestMapsInKernel(t *testing.T) {
 	require.NoError(t, maps.open(k))
 	require.Equal(t, []string{"sluice_pods", "sluice_ipcache", "sluice_services", "sluice_subjects", "sluice_routes", "sluice_peers",
 		"sluice_policy", "sluice_verdicts", "sluice_egress", "sluice_gateways", "sluice_exits",
-		"sluice_floating", "sluice_blocks", "sluice_owners", "sluice_limits", "sluice_covered",
+		"sluice_blocks", "sluice_owners", "sluice_limits", "sluice_covered",
 		"sluice_nodes", "sluice_devices",
 		"sluice_config", "sluice_keys", "sluice_state"}, maps.Names())
 	_, err := maps.Gateways.Update([]GatewayKey{{1, 2}}, []GatewayValue{{IfIndex: 3}})

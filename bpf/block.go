@@ -21,9 +21,14 @@ const BlockPortMin = 1024
 // translated to the gateway.
 type BlockValue struct {
 	Gateway Address                     // underlay address of the node that has it; none: no node has
-	Ports   [SharedPortRanges]PortRange // that pods of this node may get
+	Ports   [SharedPortRanges]PortRange // of this node, which its pods may get
 	Size    uint32                      // ports of a block
-	Pad     uint32
+	Closed  uint32                      // so many of Ports, the last ones, are for no new flows
+}
+
+// NewPorts returns the ranges of which new flows may get ports.
+func (v *BlockValue) NewPorts() []PortRange {
+	return v.Ports[:SharedPortRanges-min(v.Closed, SharedPortRanges)]
 }
 
 func (v BlockValue) String() string {
@@ -33,7 +38,11 @@ func (v BlockValue) String() string {
 			ports = append(ports, fmt.Sprintf("%d-%d", r.First, r.Last))
 		}
 	}
-	return fmt.Sprintf("gateway=%s ports=%s size=%d", v.Gateway, strings.Join(ports, ","), v.Size)
+	text := fmt.Sprintf("gateway=%s ports=%s size=%d", v.Gateway, strings.Join(ports, ","), v.Size)
+	if v.Closed > 0 {
+		text += fmt.Sprintf(" closed=%d", v.Closed)
+	}
+	return text
 }
 
 // OwnerKey is the key of sluice_owners: a block of ports of an egress address that moves.

@@ -4,6 +4,7 @@ package tables
 
 import (
 	"net/netip"
+	"slices"
 	"strconv"
 
 	"github.com/cilium/statedb/reconciler"
@@ -20,8 +21,9 @@ type EgressBlock struct {
 	Gateway netip.Addr `json:"gateway,omitzero"` // underlay address of the node
 
 	// Ports are those that pods of this node leave with: its blocks, as far as there is room.
-	Ports [bpf.SharedPortRanges]bpf.PortRange `json:"ports"`
-	Size  int                                 `json:"size"` // ports of a block
+	Ports  [bpf.SharedPortRanges]bpf.PortRange `json:"ports"`
+	Closed int                                 `json:"closed,omitempty"` // see [bpf.BlockValue]
+	Size   int                                 `json:"size"`             // ports of a block
 
 	Reason string `json:"reason,omitempty"` // why there is no node, or why there are no ports
 
@@ -35,13 +37,21 @@ func (b *EgressBlock) Equal(o *EgressBlock) bool {
 	return x == y
 }
 
+// IsClosed reports whether a port is of a block that this node gives back.
+func (b *EgressBlock) IsClosed(port uint16) bool {
+	return slices.ContainsFunc(b.Ports[len(b.Ports)-b.Closed:], func(r bpf.PortRange) bool {
+		return r.First <= port && port <= r.Last
+	})
+}
+
 // MapKey is the key in sluice_blocks.
 func (b *EgressBlock) MapKey() bpf.ExitKey { return bpf.ExitKey{Addr: bpf.AddressFrom(b.Addr)} }
 
 // MapValue is the value in sluice_blocks.
 func (b *EgressBlock) MapValue() bpf.BlockValue {
 	return bpf.BlockValue{
-		Gateway: bpf.AddressFrom(b.Gateway), Ports: b.Ports, Size: uint32(b.Size),
+		Gateway: bpf.AddressFrom(b.Gateway), Ports: b.Ports, Closed: uint32(b.Closed),
+		Size: uint32(b.Size),
 	}
 }
 
@@ -53,10 +63,15 @@ func (*EgressBlock) TableHeader() []string {
 // TableRow implements [statedb.TableWritable].
 func (b *EgressBlock) TableRow() []string {
 	var ports []string
-	for _, r := range b.Ports {
-		if r != (bpf.PortRange{}) {
-			ports = append(ports, strconv.Itoa(int(r.First))+"-"+strconv.Itoa(int(r.Last)))
+	for i, r := range b.Ports {
+		if r == (bpf.PortRange{}) {
+			continue
 		}
+		text := strconv.Itoa(int(r.First)) + "-" + strconv.Itoa(int(r.Last))
+		if i >= len(b.Ports)-b.Closed {
+			text += " closed"
+		}
+		ports = append(ports, text)
 	}
 	return []string{
 		b.Addr.String(), b.Pool, orDash(b.Node), addrColumn(b.Gateway), listColumn(ports, ", "),

@@ -58,6 +58,20 @@ func (p *EgressIPPool) Contains(a netip.Addr) bool {
 		slices.ContainsFunc(p.Ranges, func(r AddrRange) bool { return r.Contains(a) })
 }
 
+// BlocksOf returns the blocks of a node, that for new connections and that it gives back.
+func (p *EgressIPPool) BlocksOf(node string) (open, closed []PortBlock) {
+	for _, b := range p.Blocks {
+		switch {
+		case b.Node != node || !b.Released.IsZero():
+		case b.IsOpen():
+			open = append(open, b)
+		default:
+			closed = append(closed, b)
+		}
+	}
+	return open, closed
+}
+
 // LacksItems reports whether an item of its addresses does not parse, so that the pool may have
 // more than it contains.
 func (p *EgressIPPool) LacksItems() bool {

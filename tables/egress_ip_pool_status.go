@@ -33,11 +33,19 @@ type PortBlock struct {
 	// Released is when the node was found to be gone, zero while it is there. Its ports rest
 	// until connections that have them cannot be there any more.
 	Released time.Time `json:"released,omitzero"`
+	// Closed is when the operator took the block back, which the node does not need, zero while
+	// the node has it for new connections. It is the node's until its connections have ended, as
+	// the node's report says.
+	Closed time.Time `json:"closed,omitzero"`
 }
+
+// IsOpen reports whether the node may begin connections with ports of the block.
+func (b PortBlock) IsOpen() bool { return b.Released.IsZero() && b.Closed.IsZero() }
 
 // Equal reports whether two blocks are the same.
 func (b PortBlock) Equal(o PortBlock) bool {
-	return b.Index == o.Index && b.Node == o.Node && b.Released.Equal(o.Released)
+	return b.Index == o.Index && b.Node == o.Node && b.Released.Equal(o.Released) &&
+		b.Closed.Equal(o.Closed)
 }
 
 // PoolAllocation is an address that a pool has given to a policy.
@@ -119,21 +127,24 @@ func (s *EgressIPPoolStatus) Equal(o *EgressIPPoolStatus) bool {
 // TableHeader implements [statedb.TableWritable].
 func (*EgressIPPoolStatus) TableHeader() []string {
 	return []string{
-		"Pool", "Used", "Blocks", "Released", "Allocations", "Conditions", "Status", "Error",
+		"Pool", "Used", "Blocks", "Closed", "Released", "Allocations", "Conditions", "Status", "Error",
 	}
 }
 
 // TableRow implements [statedb.TableWritable].
 func (s *EgressIPPoolStatus) TableRow() []string {
-	released := 0
+	closed, released := 0, 0
 	for _, b := range s.Blocks {
-		if !b.Released.IsZero() {
+		switch {
+		case !b.Released.IsZero():
 			released++
+		case !b.Closed.IsZero():
+			closed++
 		}
 	}
 	return []string{
 		s.Pool, fmt.Sprintf("%d/%d", s.Addresses.Used, s.Addresses.Total),
-		fmt.Sprint(len(s.Blocks)), fmt.Sprint(released),
+		fmt.Sprint(len(s.Blocks)), fmt.Sprint(closed), fmt.Sprint(released),
 		listColumn(stringsOf(s.Allocations), ", "), listColumn(stringsOf(s.Conditions), ", "),
 		s.Status.Kind.String(), orDash(s.Status.GetError()),
 	}

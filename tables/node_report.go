@@ -26,7 +26,8 @@ type ReportContents struct {
 
 	// EgressVoters is the generation of table egress-voters that the node has taken over: no vote
 	// that it has given in a former generation counts any more. 0 if there was none.
-	EgressVoters uint32 `json:"egressVoters,omitempty"`
+	EgressVoters uint32      `json:"egressVoters,omitempty"`
+	EgressPorts  []PoolPorts `json:"egressPorts,omitempty"` // by the names of pools
 }
 
 // ReportSummary is what kubectl shows of a NodeReport.
@@ -48,7 +49,9 @@ func (c *ReportContents) Policy(id PolicyID) *ReportedPolicy {
 
 // TableHeader implements [statedb.TableWritable].
 func (*NodeReport) TableHeader() []string {
-	return []string{"Node", "AgentVersion", "Egress", "Failed", "Problems", "Omitted", "Errors"}
+	return []string{"Node", "AgentVersion", "Egress", "Failed", "Problems", "Omitted", "EgressVoters",
+		"Ports", "Errors",
+	}
 }
 
 // TableRow implements [statedb.TableWritable].
@@ -61,7 +64,9 @@ func (r *NodeReport) TableRow() []string {
 	}
 	return []string{
 		r.Node, orDash(r.AgentVersion), orDash(r.Summary.Egress), strconv.Itoa(r.Summary.Failed),
-		listColumn(problems, ", "), strconv.Itoa(r.Omitted), errorColumn(r.Errors),
+		listColumn(problems, ", "), strconv.Itoa(r.Omitted),
+		strconv.FormatUint(uint64(r.EgressVoters), 10), listColumn(stringsOf(r.EgressPorts), ", "),
+		errorColumn(r.Errors),
 	}
 }
 

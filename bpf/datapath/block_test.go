@@ -216,6 +216,42 @@ func TestBlockUsedUp(t *testing.T) {
 	f.toGateway(f.fromPod(udp(f.Pod, f.Server, podPort+8, serverPort+1)...), second())
 }
 
+// TestBlockClosed: of a range that the node gives back new connections get no port, also when
+// others are used up, while those that have one keep it.
+func TestBlockClosed(t *testing.T) {
+	eachTransport(t, func(f *fixture, transport string) {
+		f.Config.PortShare = 0
+		require.NoError(f, f.SetConfig(f.Config))
+		f.moving(second())
+		send := func() *packettest.Result { return f.fromPod(request(transport, f.Pod, f.Server)...) }
+		port := f.byBlock(send(), second(), transport)
+		v := bpf.BlockValue{Gateway: bpf.AddressFrom(second()), Size: blockSize, Closed: 1}
+		v.Ports[0] = bpf.PortRange{First: firstOf(3), Last: firstOf(3) + 3}
+		v.Ports[3] = bpf.PortRange{First: firstOf(1), Last: firstOf(2) - 1}
+		f.putBlock(v)
+
+		require.Equal(f, port, f.byBlock(send(), second(), transport))
+		f.returned(f.fromOverlay(second(), response(transport, f.Server, f.Egress, port)...), transport)
+		other := func(i uint16) *packettest.Result {
+			return f.fromPod(udp(f.Pod, f.Server, podPort+i, serverPort+1)...)
+		}
+		for i := range uint16(4) {
+			got := f.toGateway(other(i), second()).SrcPort
+			require.GreaterOrEqual(f, got, firstOf(3))
+			require.LessOrEqual(f, got, firstOf(3)+3)
+		}
+		f.dropped(other(4), bpf.ReasonNoSNATPort)
+
+		v.Closed = 0
+		f.putBlock(v)
+		f.byBlock(other(4), second(), "UDP")
+		v.Closed = 4
+		f.putBlock(v)
+		f.dropped(other(5), bpf.ReasonNoPortBlock)
+		require.Equal(f, port, f.byBlock(send(), second(), transport))
+	})
+}
+
 // TestBlockErrors: errors about a flow come by its block too, and are about what the pod knows.
 func TestBlockErrors(t *testing.T) {
 	eachFamily(t, func(f *fixture) {

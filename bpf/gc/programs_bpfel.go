@@ -24,8 +24,8 @@ type programsBlockValue struct {
 		First uint16
 		Last  uint16
 	}
-	Size uint32
-	Pad  uint32
+	Size   uint32
+	Closed uint32
 }
 
 type programsBucketKey struct {

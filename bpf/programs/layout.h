@@ -249,9 +249,9 @@ struct port_range {
 
 struct block_value {
 	struct address gateway; /* underlay address of the node that has it; none: no node has */
-	struct port_range ports[SHARED_PORT_RANGES]; /* that pods of this node may get */
+	struct port_range ports[SHARED_PORT_RANGES]; /* of this node */
 	__u32 size;	/* ports of a block */
-	__u32 pad;
+	__u32 closed;	/* so many of ports, the last ones, are for flows that have them already */
 };
 
 /* sluice_owners: the node that has a block of ports of such an address. */

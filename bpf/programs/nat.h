@@ -162,6 +162,9 @@ static __always_inline __u32 ports_for(struct ports *p, struct decision *d,
 	if (!block)
 		return REASON_NO_EGRESS_IP;
 	__builtin_memcpy(p->ranges, block->ports, sizeof(p->ranges));
+	for (__u32 i = 0; i < SHARED_PORT_RANGES; i++)
+		if (block->closed >= SHARED_PORT_RANGES - i)
+			p->ranges[i].last = 0;
 	count_ports(p);
 	return p->count ? 0 : REASON_NO_PORT_BLOCK;
 }

@@ -22,6 +22,7 @@ import (
 	"github.com/sluice-net/sluice/reconcilers/tampering"
 	"github.com/sluice-net/sluice/sources/events"
 	"github.com/sluice-net/sluice/sources/overlaykeys"
+	"github.com/sluice-net/sluice/sources/portdemand"
 	"github.com/sluice-net/sluice/sources/probes"
 	"github.com/sluice-net/sluice/sources/traffic"
 	"github.com/sluice-net/sluice/tables"
@@ -112,6 +113,14 @@ var Dataflow = cell.Group(
 	cell.Provide(func(d *datapath.Datapath) traffic.Maps { return d.Map }),
 	traffic.Cell,
 	cell.Invoke(registerTrafficMetrics),
+
+	// How many ports of pools this node needs: egress-port-demand.
+	cell.Provide(
+		func(d *datapath.Datapath) portdemand.Maps { return d.Map },
+		func(r *ctgc.Runner) portdemand.Recount { return r.Recount },
+	),
+	portdemand.Cell,
+	cell.Invoke(registerPortMetrics),
 
 	// What the tables and the maps make of a packet, and why.
 	explain.Cell,

@@ -7,6 +7,7 @@ package e2e
 import (
 	"encoding/json"
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -36,6 +37,22 @@ metadata: {name: operator-pools}
 roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: operator-pools}
 subjects: [{kind: ServiceAccount, name: sluice-operator, namespace: sluice-system}]
 ---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: Role
+metadata: {name: operator-voters, namespace: sluice-system}
+rules:
+- apiGroups: [""]
+  resources: [configmaps]
+  resourceNames: [sluice-egress-voters]
+  verbs: [get, list, watch, patch]
+- {apiGroups: [""], resources: [configmaps], verbs: [create]}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: RoleBinding
+metadata: {name: operator-voters, namespace: sluice-system}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: Role, name: operator-voters}
+subjects: [{kind: ServiceAccount, name: sluice-operator, namespace: sluice-system}]
+---
 apiVersion: cilium.io/v2
 kind: CiliumEgressGatewayPolicy
 metadata: {name: pooled, annotations: {sluice.net/egress-ip-pool: partners}}
@@ -58,13 +75,15 @@ var poolResource = schema.GroupVersionResource{
 
 // poolStatus is the status of a pool as a user reads it.
 type poolStatus struct {
-	Addresses struct{ Total, Used int }
-	Blocks    []struct {
-		Index          int
-		Node, Released string
-	}
+	Addresses   struct{ Total, Used int }
+	Blocks      []poolBlock
 	Allocations []struct{ Address, Policy string }
 	Conditions  []metav1.Condition
+}
+
+type poolBlock struct {
+	Index                  int
+	Node, Released, Closed string
 }
 
 // has reports which block a node has, and whether it is released.
@@ -150,6 +169,8 @@ func TestEgressIPPools(t *testing.T) {
 		return index == second && !released
 	})
 
+	wantsBlocks(t, a, c)
+
 	// What is not for the present version of the object is refused, as a size that changes is.
 	pools := c.Dynamic().Resource(poolResource)
 	_, version := poolOf(t, c)
@@ -165,4 +186,38 @@ func TestEgressIPPools(t *testing.T) {
 	object.Object["spec"].(map[string]any)["portsPerBlock"] = int64(64)
 	_, err = pools.Update(t.Context(), object, metav1.UpdateOptions{})
 	require.ErrorContains(t, err, "portsPerBlock cannot be changed")
+}
+
+// wantsBlocks has node-1 report that it needs another block, and then that it does not, and that it
+// has no connections with it any more.
+func wantsBlocks(t *testing.T, a *agent, c *cluster.Cluster) {
+	report := func(blocks int, drained string) {
+		c.Apply(fmt.Sprintf(`
+apiVersion: sluice.io/v1alpha1
+kind: NodeReport
+metadata: {name: node-1}
+status: {egressPorts: [{pool: partners, blocks: %d, drained: [%s]}]}
+`, blocks, drained))
+	}
+	of := func(s poolStatus) (blocks []string) {
+		for _, b := range s.Blocks {
+			if b.Node == "node-1" {
+				blocks = append(blocks, b.Closed)
+			}
+		}
+		return blocks
+	}
+	report(2, "")
+	awaitPool(a, c, "node-1 has two blocks", func(s poolStatus) bool {
+		return slices.Equal(of(s), []string{"", ""})
+	})
+	report(1, "")
+	s := awaitPool(a, c, "one is closed", func(s poolStatus) bool {
+		return len(of(s)) == 2 && of(s)[0] == "" && of(s)[1] != ""
+	})
+	index := slices.IndexFunc(s.Blocks, func(b poolBlock) bool { return b.Closed != "" })
+	report(1, fmt.Sprintf("{index: %d, closed: %q}", s.Blocks[index].Index, s.Blocks[index].Closed))
+	awaitPool(a, c, "it is free", func(s poolStatus) bool {
+		return slices.Equal(of(s), []string{""}) && len(s.Blocks) == 4
+	})
 }

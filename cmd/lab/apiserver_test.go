@@ -26,11 +26,11 @@ import (
 const (
 	apiServerHost = 200 // of the underlay
 	apiServerPort = 6443
-	// agentNamespace is that of the agents.
-	agentNamespace = "sluice-system"
+	nodeReports   = "nodereports"
 )
 
-// apiServer is an API server for the agents of a cluster, with the objects of that. A node reaches it by its device to other nodes: one that is cut off from them has no API server.
+// apiServer is an API server for the agents of a cluster, with the objects of that. A node reaches
+// it by its device to other nodes: one that is cut off from them has no API server.
 type apiServer struct {
 	ns     *Namespace
 	http   *http.Server
@@ -60,10 +60,10 @@ func serveAPI(t *testing.T, c *Cluster) (*apiServer, []string) {
 	t.Helper()
 	s := &apiServer{resources: map[string]*apiResource{}}
 	for _, k := range append(objects.Kinds(objects.EndpointsKubernetes),
-		objects.EgressIPPoolKind(), objects.EgressBGPPeerKind(),
-		objects.EgressVotersKind(agentNamespace)) {
+		objects.EgressIPPoolKind(), objects.EgressBGPPeerKind(), objects.EgressVotersKind("")) {
 		s.add(k.Resource, k.APIVersion(), k.Kind)
 	}
+	s.add(nodeReports, "sluice.io/v1alpha1", "NodeReport")
 	for _, text := range c.objects {
 		var o Object
 		require.NoError(t, sigsyaml.Unmarshal(text, &o))
@@ -103,9 +103,10 @@ func (s *apiServer) serve(t *testing.T, at netip.AddrPort) {
 	t.Helper()
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /api/v1/{resource}", s.read)
-	mux.HandleFunc("GET /apis/{group}/{version}/{resource}", s.read)
-	mux.HandleFunc("GET /apis/apiextensions.k8s.io/v1/customresourcedefinitions/{name}", definition)
 	mux.HandleFunc("GET /api/v1/namespaces/{namespace}/{resource}", s.read)
+	mux.HandleFunc("GET /apis/{group}/{version}/{resource}", s.read)
+	mux.HandleFunc("PATCH /apis/sluice.io/v1alpha1/"+nodeReports+"/{name}", s.writeNodeReport)
+	mux.HandleFunc("GET /apis/apiextensions.k8s.io/v1/customresourcedefinitions/{name}", definition)
 	var listener net.Listener
 	require.NoError(t, s.ns.Run(func() (err error) {
 		listener, err = net.Listen("tcp", at.String())
@@ -236,6 +237,28 @@ func definition(w http.ResponseWriter, req *http.Request) {
 		"apiVersion": "meta.k8s.io/v1", "kind": "PartialObjectMetadata",
 		"metadata": Object{"name": req.PathValue("name"), "uid": req.PathValue("name")},
 	})
+}
+
+// writeNodeReport takes the report of a node, which is the whole object.
+func (s *apiServer) writeNodeReport(w http.ResponseWriter, req *http.Request) {
+	var o Object
+	if err := json.NewDecoder(req.Body).Decode(&o); err != nil {
+		refuse(w, apierrors.NewBadRequest(err.Error()))
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	reply(w, http.StatusOK, s.store(s.resources[nodeReports], o))
+}
+
+// acknowledged returns which generation of the nodes that vote a node has acknowledged.
+func (s *apiServer) acknowledged(node string) (generation float64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	report := s.resources[nodeReports].objects[objectID{"NodeReport", "", node}.file()]
+	status, _ := report["status"].(map[string]any)
+	generation, _ = status["egressVoters"].(float64)
+	return generation
 }
 
 func reply(w http.ResponseWriter, code int, o any) {

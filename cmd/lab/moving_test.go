@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -15,7 +14,6 @@ import (
 	vn "github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/sluice-net/sluice/sources/objects"
 	"github.com/sluice-net/sluice/tables"
 )
 
@@ -75,6 +73,7 @@ func newMoving(t *testing.T, lease time.Duration, more ...string) *moving {
 	}
 	m.uses = watchUses(t, m.World, movings...)
 	require.NoError(t, m.StartAgents())
+	m.vote(1, m.Nodes[:3]...)
 	m.pod = m.traffic.pod(m.Nodes[0], "a", "a")
 	m.vote(1, m.Nodes[:3]...)
 	require.NoError(t, m.ApplyYAML(fmt.Sprintf(`
@@ -111,21 +110,6 @@ spec:
 		m.carries(addr, m.owners[addr])
 	}
 	return m
-}
-
-// vote has some nodes vote.
-func (m *moving) vote(generation int, nodes ...*Node) {
-	m.t.Helper()
-	var voters []string
-	for _, n := range nodes {
-		voters = append(voters, fmt.Sprintf(`{"node": %q, "addr": %q}`, n.Name, n.IPv4))
-	}
-	require.NoError(m.t, m.ApplyYAML(fmt.Sprintf(`
-apiVersion: v1
-kind: ConfigMap
-metadata: {name: %s, namespace: %s}
-data: {voters: '{"generation": %d, "voters": [%s]}'}
-`, objects.EgressVotersName, agentNamespace, generation, strings.Join(voters, ", "))))
 }
 
 func (m *moving) gateways() []*Node { return m.Nodes[1:3] }

@@ -111,6 +111,13 @@ func (r *Runner) Run(ctx context.Context, f gc.Filter, reason string) ([]gc.Pass
 	return r.submit(ctx, order{reason, collect(f)})
 }
 
+// Recount makes a pass that removes what has expired, and so has the counts of ports be right.
+func (r *Runner) Recount(ctx context.Context) error {
+	f := gc.Filter{Expired: true, Orphans: true, ReplyGrace: ReplyGrace}
+	_, err := r.Run(ctx, f, "port-demand")
+	return err
+}
+
 // Flush implements [GC].
 func (r *Runner) Flush(ctx context.Context, chosen func(gc.Entry) bool, reason string) ([]gc.Pass, error) {
 	return r.submit(ctx, order{reason, func(ctx context.Context, c Collector, o *observers) (work, error) {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package nodereport writes what this node tells of policies to the API server:
-// the rows of table node-report, in the NodeReport of the node's name.
+// Package nodereport writes what this node tells of policies, and how many ports of egress
+// addresses it needs, to the API server: the rows of the tables node-report and
+// egress-port-demand, in the NodeReport of the node's name.
 //
 //	node-report, egress-voters ──► NodeReport of the node
 //
@@ -56,6 +57,7 @@ type params struct {
 	Client     dynamic.Interface
 	Version    Version
 	Reports    tables.Desired[*tables.PolicyReport]
+	Ports      statedb.Table[*tables.EgressPortDemand]
 	Nodes      statedb.Table[*tables.Node]
 	LocalNode  tables.LocalNode
 	Registerer prometheus.Registerer `optional:"true"`

@@ -23,12 +23,14 @@ const (
 	maxNetwork = 100 // policies, of those that are not in force
 	maxText    = 128 // bytes of an error
 	maxListed  = 4   // destinations, or addresses, of a policy
+	maxPools   = 200 // of which ports are wanted
 )
 
-// compose returns what rows of table node-report come to. If there is not room for
-// all, what is wrong goes first.
+// compose returns what rows of the tables node-report and egress-port-demand come to. If there is
+// not room for all, what is wrong goes first.
 func compose(
 	version string, rows iter.Seq2[*tables.PolicyReport, statedb.Revision],
+	ports iter.Seq2[*tables.EgressPortDemand, statedb.Revision],
 ) *tables.ReportContents {
 	c := &tables.ReportContents{AgentVersion: version}
 	var egress, network []*tables.ReportedPolicy
@@ -62,6 +64,11 @@ func compose(
 	slices.SortFunc(
 		c.Policies, func(a, b tables.ReportedPolicy) int { return a.Policy.Compare(b.Policy) },
 	)
+	for row := range ports {
+		if len(c.EgressPorts) < maxPools {
+			c.EgressPorts = append(c.EgressPorts, row.PoolPorts)
+		}
+	}
 	return c
 }
 

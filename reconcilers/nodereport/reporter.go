@@ -125,7 +125,8 @@ func (r *reporter) take(txn statedb.ReadTxn) []<-chan struct{} {
 	_, _, node, _ := r.Nodes.GetWatch(txn, tables.NodeByName(r.LocalNode.Name))
 	set, _, voters, _ := r.Voters.GetWatch(txn, tables.EgressVotersByIndex(0))
 	r.due = r.voters.look(set, time.Now())
-	return []<-chan struct{}{watch, node, voters}
+	_, ports := r.Ports.AllWatch(txn)
+	return []<-chan struct{}{watch, node, voters, ports}
 }
 
 // more waits until something has changed, or all is to be written again.
@@ -142,6 +143,7 @@ func (r *reporter) more(ctx context.Context, changed []<-chan struct{}) bool {
 	case <-changed[0]:
 	case <-changed[1]:
 	case <-changed[2]:
+	case <-changed[3]:
 	case <-due:
 	case <-timer.C:
 		r.last = nil
@@ -170,7 +172,7 @@ func (r *reporter) wanted() []byte {
 	if !found {
 		return nil
 	}
-	contents := compose(string(r.Version), r.Reports.All(txn))
+	contents := compose(string(r.Version), r.Reports.All(txn), r.Ports.All(txn))
 	contents.EgressVoters = r.voters.told
 	return manifest(node, contents)
 }

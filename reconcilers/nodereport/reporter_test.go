@@ -28,6 +28,7 @@ import (
 	"k8s.io/client-go/dynamic"
 
 	"github.com/sluice-net/sluice/tables"
+	"github.com/sluice-net/sluice/tables/tablestest"
 )
 
 // server stands for the API server: it keeps what is written to it, and when.
@@ -66,6 +67,9 @@ func (s *server) Patch(_ context.Context, _ string, _ types.PatchType, data []by
 	return nil, nil
 }
 
+// noPorts are no rows of egress-port-demand.
+func noPorts(func(*tables.EgressPortDemand, statedb.Revision) bool) {}
+
 // world is a reporter and what it reads and writes.
 type world struct {
 	*testing.T
@@ -73,6 +77,7 @@ type world struct {
 	server *server
 	nodes  statedb.RWTable[*tables.Node]
 	set    statedb.RWTable[*tables.EgressVoters]
+	ports  statedb.RWTable[*tables.EgressPortDemand]
 }
 
 // in runs a test with a reporter, in a time of its own.
@@ -85,9 +90,12 @@ func in(t *testing.T, test func(w *world)) {
 		require.NoError(t, err)
 		set, err := tables.NewEgressVotersTable(db)
 		require.NoError(t, err)
-		w := &world{T: t, server: &server{}, nodes: nodes, set: set}
+		ports, err := tables.NewEgressPortDemandTable(db)
+		require.NoError(t, err)
+		w := &world{T: t, server: &server{}, nodes: nodes, set: set, ports: ports}
 		w.reporter, err = newReporter(params{
-			DB: db, Client: w.server, Version: "v1", Reports: tables.NewDesired(reports), Nodes: nodes, LocalNode: tables.LocalNode{Name: "node-1"},
+			DB: db, Client: w.server, Version: "v1", Reports: tables.NewDesired(reports),
+			Nodes: nodes, Ports: ports, LocalNode: tables.LocalNode{Name: "node-1"},
 			Voters: set, Votes: VoteTime(20 * time.Second),
 		}, prometheus.NewCounterVec(prometheus.CounterOpts{Name: "writes"}, []string{"outcome"}))
 		require.NoError(t, err)
@@ -182,6 +190,28 @@ func TestReportsAreRare(t *testing.T) {
 	})
 }
 
+// How many ports are used is not written: only how many blocks the node needs for that.
+func TestPortsAreReported(t *testing.T) {
+	in(t, func(w *world) {
+		needs := func(used, blocks int, drained ...tables.DrainedBlock) {
+			tablestest.Insert(w.T, w.DB, w.ports, &tables.EgressPortDemand{Used: used,
+				PoolPorts: tables.PoolPorts{Pool: "p", Blocks: blocks, Drained: drained}})
+			time.Sleep(10 * time.Second)
+		}
+		needs(1, 1)
+		count := len(w.written())
+		needs(2, 1)
+		needs(100, 1)
+		require.Len(w, w.written(), count)
+		closed := time.Date(2025, 1, 2, 3, 4, 5, 0, time.UTC)
+		needs(200, 2, tables.DrainedBlock{Index: 7, Closed: closed})
+		require.Len(w, w.written(), count+1)
+		require.Equal(w, []tables.PoolPorts{{Pool: "p", Blocks: 2, Drained: []tables.DrainedBlock{
+			{Index: 7, Closed: closed},
+		}}}, w.written()[count].report.Status.EgressPorts)
+	})
+}
+
 // A report that somebody has deleted is there again within an hour or so.
 func TestReportsAreRepeated(t *testing.T) {
 	in(t, func(w *world) {
@@ -268,7 +298,7 @@ func TestReportIsBounded(t *testing.T) {
 		require.NoError(t, err)
 	}
 	wtxn.Commit()
-	c := compose("v1", table.All(db.ReadTxn()))
+	c := compose("v1", table.All(db.ReadTxn()), noPorts)
 	require.Len(t, c.Policies, maxEgress+maxNetwork)
 	require.Equal(t, 10000-maxEgress-maxNetwork, c.Omitted)
 	require.Equal(t, 2, c.Summary.Failed)
@@ -299,7 +329,7 @@ func TestReportsOfNamespacesInTurn(t *testing.T) {
 		failing("a-tenant", fmt.Sprint(i))
 	}
 	other := failing("shop", "web")
-	c := compose("v1", table.All(db.ReadTxn()))
+	c := compose("v1", table.All(db.ReadTxn()), noPorts)
 	require.Len(t, c.Policies, maxNetwork)
 	require.NotNil(t, c.Policy(other))
 }

@@ -17,6 +17,8 @@ const (
 	minPortsPerBlock     = 64
 	maxPortsPerBlock     = 4096
 	defaultPortsPerBlock = 256
+
+	maxPoolBlocks = (1<<16 - tables.FirstPort) / minPortsPerBlock
 )
 
 // portsPerBlock returns the size of blocks, 0 if it is wrong: then there are none.
@@ -46,6 +48,7 @@ type poolStatus struct {
 		Index    *int64 `json:"index"`
 		Node     string `json:"node"`
 		Released string `json:"released"`
+		Closed   string `json:"closed"`
 	} `json:"blocks"`
 	Allocations []struct {
 		Address string `json:"address"`
@@ -68,6 +71,7 @@ func (s *poolStatus) blocks(below int, errs *fieldErrors) (blocks []tables.PortB
 		field := indexed("status.blocks", i)
 		wrong := func(at, reason string) { errs.note(field+at, reason) }
 		released, err := optionalTime(item.Released)
+		closed, closedErr := optionalTime(item.Closed)
 		switch {
 		case len(errs.of(field)) > 0: // a value of it is of another type
 		case item.Index == nil:
@@ -78,12 +82,15 @@ func (s *poolStatus) blocks(below int, errs *fieldErrors) (blocks []tables.PortB
 			wrong(".node", strconv.Quote(item.Node)+" is no name of a node")
 		case err != nil:
 			wrong(".released", err.Error())
+		case closedErr != nil:
+			wrong(".closed", closedErr.Error())
 		case seen[int(*item.Index)]:
 			wrong(".index", fmt.Sprintf("%d is that of an item before", *item.Index))
 		default:
 			seen[int(*item.Index)] = true
 			blocks = append(blocks, tables.PortBlock{
 				Index: int(*item.Index), Node: internString(item.Node), Released: released,
+				Closed: closed,
 			})
 		}
 	}

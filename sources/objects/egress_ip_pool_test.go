@@ -110,7 +110,8 @@ func TestEgressIPPoolStatus(t *testing.T) {
 			{"index":1007,"node":"last"},{"index":1,"node":"b","released":"2025-01-02T03:04:05+01:00"},
 			{"index":0,"node":"a"},{"index":1,"node":"c"},{"index":-1,"node":"d"},
 			{"index":1008,"node":"e"},{"node":"f"},{"index":2},{"index":"3","node":"g"},
-			{"index":4,"node":"h","released":"yesterday"}, 7],
+			{"index":4,"node":"h","released":"yesterday"}, 7,
+			{"index":5,"node":"a","closed":"2025-01-02T03:04:05Z"},{"index":6,"node":"h","closed":"x"}],
 		"allocations":[
 			{"address":"192.0.2.9","policy":"web"},{"address":"192.0.2.1","policy":"db"},
 			{"address":"192.0.2.9","policy":"other"},{"address":"192.0.2.3","policy":"db"},
@@ -121,6 +122,7 @@ func TestEgressIPPoolStatus(t *testing.T) {
 	require.Equal(t, []tables.PortBlock{
 		{Index: 0, Node: "a"},
 		{Index: 1, Node: "b", Released: time.Date(2025, 1, 2, 2, 4, 5, 0, time.UTC)},
+		{Index: 5, Node: "a", Closed: time.Date(2025, 1, 2, 3, 4, 5, 0, time.UTC)},
 		{Index: 1007, Node: "last"},
 	}, p.Blocks)
 	require.Equal(t, []tables.PoolAllocation{
@@ -128,7 +130,7 @@ func TestEgressIPPoolStatus(t *testing.T) {
 		{Addr: netip.MustParseAddr("192.0.2.9"), Policy: "web"},
 	}, p.Allocations)
 	require.Empty(t, p.Error, "what the operator writes stops no pool")
-	require.Len(t, p.Errors, 8+4)
+	require.Len(t, p.Errors, 9+4)
 	require.Nil(t, p.Object, "agents' rows change with what matters to them")
 
 	require.Equal(t, 256, poolOf(t, `{"cidrs":["192.0.2.0/24"]}`).PortsPerBlock)

@@ -24,7 +24,8 @@ type nodeReport struct {
 			Egress string `json:"egress"`
 			Failed int    `json:"failed"`
 		} `json:"summary"`
-		EgressVoters int64 `json:"egressVoters"`
+		EgressVoters int64           `json:"egressVoters"`
+		EgressPorts  []reportedPorts `json:"egressPorts"`
 	} `json:"status"`
 }
 
@@ -84,6 +85,7 @@ func nodeReports(o *nodeReport, name tables.Name, errs *fieldErrors) []*tables.N
 	slices.SortFunc(
 		r.Policies, func(a, b tables.ReportedPolicy) int { return a.Policy.Compare(b.Policy) },
 	)
+	r.EgressPorts = errs.poolPorts("status.egressPorts", o.Status.EgressPorts)
 	r.Errors = *errs
 	return one(r)
 }

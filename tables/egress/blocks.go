@@ -76,7 +76,8 @@ func (b *blockParams) block(in statedb.ReadTxn, addr netip.Addr) *tables.EgressB
 		row.Reason = ""
 	}
 	if pool, _, found := b.Pools.Get(in, tables.EgressIPPoolByName(ip.Pool)); found {
-		row.Size, row.Ports = pool.PortsPerBlock, b.ownPorts(pool)
+		own := b.ownPorts(pool)
+		row.Size, row.Ports, row.Closed = pool.PortsPerBlock, own.ranges, own.closed
 	}
 	if row.Reason == "" && row.Ports[0] == (bpf.PortRange{}) {
 		row.Reason = "pool " + ip.Pool + " has no block of ports for this node"
@@ -84,32 +85,45 @@ func (b *blockParams) block(in statedb.ReadTxn, addr netip.Addr) *tables.EgressB
 	return row
 }
 
-// ownPorts returns the ports of the blocks that this node has of a pool, adjacent ones as one
-// range, as many as an entry of the kernel has room for.
-func (b *blockParams) ownPorts(
-	pool *tables.EgressIPPool,
-) (own [bpf.SharedPortRanges]bpf.PortRange) {
+// ownPorts are the ports of the blocks that this node has of a pool: those for new connections
+// from the first range on, adjacent ones as one, and at the end those of closed blocks.
+type ownPorts struct {
+	ranges [bpf.SharedPortRanges]bpf.PortRange
+	closed int // ranges at the end
+}
+
+// ownPorts returns this node's ports of a pool, as many as an entry of the kernel has room for.
+func (b *blockParams) ownPorts(pool *tables.EgressIPPool) (own ownPorts) {
 	n := 0
-	for _, block := range pool.Blocks {
-		if block.Node != b.LocalNode.Name || !block.Released.IsZero() {
-			continue
+	open, closed := pool.BlocksOf(b.LocalNode.Name)
+	for _, block := range open {
+		ports, valid := portsOf(block, pool.PortsPerBlock)
+		switch {
+		case !valid:
+		case n > 0 && int(own.ranges[n-1].Last)+1 == int(ports.First):
+			own.ranges[n-1].Last = ports.Last
+		case n < len(own.ranges):
+			own.ranges[n] = ports
+			n++
 		}
-		first := tables.FirstPort + block.Index*pool.PortsPerBlock
-		last := first + pool.PortsPerBlock - 1
-		if pool.PortsPerBlock <= 0 || last > 65535 {
-			continue
+	}
+	for _, block := range closed {
+		if ports, valid := portsOf(block, pool.PortsPerBlock); valid && n+own.closed < len(own.ranges) {
+			own.closed++
+			own.ranges[len(own.ranges)-own.closed] = ports
 		}
-		if n > 0 && int(own[n-1].Last)+1 == first {
-			own[n-1].Last = uint16(last)
-			continue
-		}
-		if n == len(own) {
-			break
-		}
-		own[n] = bpf.PortRange{First: uint16(first), Last: uint16(last)}
-		n++
 	}
 	return own
+}
+
+// portsOf returns the ports of a block, if it may be one.
+func portsOf(block tables.PortBlock, size int) (ports bpf.PortRange, valid bool) {
+	first := tables.FirstPort + block.Index*size
+	last := first + size - 1
+	if size <= 0 || last > 65535 {
+		return ports, false
+	}
+	return bpf.PortRange{First: uint16(first), Last: uint16(last)}, true
 }
 
 func (b *blockParams) owners() derive.Rule[bpf.OwnerKey] {

@@ -101,6 +101,22 @@ func TestBlocks(t *testing.T) {
 		Ports: [bpf.SharedPortRanges]bpf.PortRange{{First: 1088, Last: 1215}, {First: 1344, Last: 1407}},
 	}, row.MapValue())
 
+	// A closed block is at the end, and a change of that alone is one.
+	closed := pool
+	closed.Blocks = slices.Clone(pool.Blocks)
+	closed.Blocks[2].Closed = time.Unix(1, 0)
+	tablestest.Insert(t, w.db, w.Pools, &closed)
+	row = w.block(addr)
+	require.Equal(t, bpf.BlockValue{
+		Gateway: bpf.AddressFrom(nodeAddr(2, 0)), Size: 64, Closed: 1,
+		Ports: [bpf.SharedPortRanges]bpf.PortRange{
+			{First: 1088, Last: 1151}, {First: 1344, Last: 1407}, {}, {First: 1152, Last: 1215},
+		},
+	}, row.MapValue())
+	require.Equal(t, "1088-1151, 1344-1407, 1152-1215 closed", row.TableRow()[4])
+	require.True(t, row.IsClosed(1152) && row.IsClosed(1215))
+	require.False(t, row.IsClosed(1151) || row.IsClosed(1216) || row.IsClosed(0))
+
 	tablestest.Insert(t, w.db, w.IPs, &tables.EgressIP{Addr: addr, Pool: "a", Reason: "no node"})
 	require.Equal(t, "no node", w.block(addr).Reason)
 	require.Equal(t, bpf.Address{}, w.block(addr).MapValue().Gateway)

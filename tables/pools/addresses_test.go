@@ -42,7 +42,7 @@ func TestAssignAddresses(t *testing.T) {
 	}
 	status := func(policies ...*tables.EgressPolicy) *tables.EgressIPPoolStatus {
 		u := uses{named: named, wants: map[string][]*tables.EgressPolicy{"p": policies}}
-		s := row(p, []*tables.EgressIPPool{older}, nil, u, begin)
+		s := row(p, []*tables.EgressIPPool{older}, nil, nil, u, begin)
 		p.Allocations = s.Allocations
 		return s
 	}

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package pools derives what EgressIPPools give, in their status: a block of ports to each node,
-// and an address to each policy that names the pool. It is part of the operator:
+// Package pools derives what EgressIPPools give, in their status: blocks of ports to each node,
+// as many as it reports to want, and an address to each policy that names the pool. It is part of
+// the operator:
 //
 //	egress-ip-pools, nodes, egress-policies ─┐
-//	leadership, clock ───────────────────────┴─► egress-ip-pool-status ──► status
+//	node-reports, leadership, clock ─────────┴─► egress-ip-pool-status ──► status
 //	                                                                         │
 //	egress-ip-pools ◄────────────────────────────────────────────────────────┘
 //

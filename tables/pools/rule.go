@@ -23,6 +23,7 @@ type rule struct {
 	Policies   statedb.Table[*tables.EgressPolicy]
 	Leadership statedb.Table[*tables.Leadership]
 	Clock      statedb.Table[*tables.Clock]
+	Reports    statedb.Table[*tables.NodeReport]
 }
 
 // allPools is the one key of the rule: an address of two pools makes them depend on each other.
@@ -45,6 +46,15 @@ func (r *rule) declare() derive.Rule[int] {
 			derive.FromIf(r.Nodes,
 				func(old, new *tables.Node) bool { return old.RunsAgent() != new.RunsAgent() },
 				func(_ statedb.ReadTxn, _ *tables.Node, mark func(int)) { mark(allPools) }),
+			derive.FromIf(r.Reports,
+				func(old, new *tables.NodeReport) bool {
+					return !slices.EqualFunc(old.EgressPorts, new.EgressPorts, tables.PoolPorts.Equal)
+				},
+				func(_ statedb.ReadTxn, n *tables.NodeReport, mark func(int)) {
+					if len(n.EgressPorts) > 0 {
+						mark(allPools)
+					}
+				}),
 			derive.FromIf(r.Policies,
 				func(old, new *tables.EgressPolicy) bool {
 					return !slices.Equal(old.Gateways, new.Gateways)
@@ -93,27 +103,43 @@ func (r *rule) rows(in statedb.ReadTxn) (rows []*tables.EgressIPPoolStatus) {
 			nodes = append(nodes, n.Name)
 		}
 	}
-	uses := r.uses(in)
+	uses, told := r.uses(in), r.told(in)
 	for i, p := range pools {
 		// Without a size there are no blocks, and those of nodes must not be lost.
 		if p.Object == nil || p.PortsPerBlock == 0 {
 			continue
 		}
-		rows = append(rows, row(p, pools[:i], nodes, uses, now))
+		rows = append(rows, row(p, pools[:i], nodes, told[p.Name], uses, now))
 	}
 	return rows
 }
 
+// told returns what nodes have reported, by the names of pools.
+func (r *rule) told(in statedb.ReadTxn) map[string]reports {
+	told := map[string]reports{}
+	for n := range r.Reports.All(in) {
+		for _, ports := range n.EgressPorts {
+			if told[ports.Pool] == nil {
+				told[ports.Pool] = reports{}
+			}
+			told[ports.Pool][n.Node] = ports
+		}
+	}
+	return told
+}
+
 // row returns what the status of a pool shall be, of which older pools may have addresses too.
 func row(
-	p *tables.EgressIPPool, older []*tables.EgressIPPool, nodes []string, uses uses, now time.Time,
+	p *tables.EgressIPPool, older []*tables.EgressIPPool, nodes []string, told reports, uses uses,
+	now time.Time,
 ) *tables.EgressIPPoolStatus {
 	s := &tables.EgressIPPoolStatus{
 		Pool: p.Name, UID: p.UID, ResourceVersion: p.Object.ResourceVersion,
 	}
 	var noBlock, noAddr []string
 	spans := spansOf(p, older)
-	s.Blocks, noBlock = assignBlocks(p.Blocks, tables.PortBlocks(p.PortsPerBlock), nodes, now)
+	s.Blocks, noBlock = assignBlocks(
+		p.Blocks, tables.PortBlocks(p.PortsPerBlock), nodes, told, now)
 	s.Allocations, noAddr = uses.assign(p, spans, isKnown(p, older))
 	s.Addresses = uses.count(spans, s.Allocations)
 	s.Conditions = p.Object.Conditions

@@ -32,8 +32,8 @@ type judgeBlockValue struct {
 		First uint16
 		Last  uint16
 	}
-	Size uint32
-	Pad  uint32
+	Size   uint32
+	Closed uint32
 }
 
 type judgeBucketKey struct {

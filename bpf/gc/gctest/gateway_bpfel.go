@@ -29,8 +29,8 @@ type gatewayBlockValue struct {
 		First uint16
 		Last  uint16
 	}
-	Size uint32
-	Pad  uint32
+	Size   uint32
+	Closed uint32
 }
 
 type gatewayBucketKey struct {
