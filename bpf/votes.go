@@ -87,7 +87,7 @@ const VotesInFrame = 64
 
 // Votes is a message to a node: which addresses it shall have.
 type Votes struct {
-	Nonce uint64
+	Nonce uint64 // greater than in any votes for that node before: answers to these are not taken
 
 	// Clock is the time there, as the node has told it last. The votes are valid for Term from then
 	// on.

@@ -137,6 +137,11 @@ func TestVotesAreAnswered(t *testing.T) {
 		require.Equal(f, packettest.Next, f.probed(node, answer).Verdict)
 		require.EqualValues(f, 99, f.path(node).Clock)
 		require.EqualValues(f, nonce, f.path(node).ClockNonce)
+		for _, late := range []uint64{nonce, nonce - 1} {
+			answer := bpf.ClockFrame(firstKey, node, f.NodeIP, late, 9)
+			f.dropped(f.probed(node, answer), bpf.ReasonNoRule)
+			require.EqualValues(f, 99, f.path(node).Clock)
+		}
 	})
 }
 

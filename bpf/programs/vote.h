@@ -4,9 +4,10 @@
  * whether or not the agent runs.
  *
  * Votes: a node tells another one which addresses it shall have, again and again. The answer is the
- * time here, which the voter sends back with its next votes: they are valid for a term from that time
- * on. So they run out here before the voter, which counts the term from when it got the answer, votes
- * for another node, however long packets are on their way.
+ * time here, with the nonce of the votes, which is greater than any before. The voter sends that time
+ * back with its next votes: they are valid for a term from that time on. So they run out here before
+ * the voter, which counts the term from when it got the answer, votes for another node, however long
+ * packets are on their way.
  *
  * Owners: a node tells all others which addresses it has, so that they send there. */
 
@@ -188,7 +189,7 @@ SUBPROGRAM int take_clock(struct __sk_buff *ctx, const struct config_value *cfg,
 	if (!key || !is_mac(&answer.proof, clock_mac(&answer, node, &cfg->underlay, key)))
 		return -REASON_OVERLAY_KEY;
 	path = bpf_map_lookup_elem(&sluice_paths, node);
-	if (!path)
+	if (!path || answer.nonce <= path->clock_nonce) /* it was sent again, or is late */
 		return -REASON_NO_RULE;
 	path->clock = answer.clock;
 	path->clock_nonce = answer.nonce;

@@ -114,12 +114,13 @@ func (e kernelEntries) writeVoters(v bpf.VotersValue) error {
 	return nil
 }
 
-// clockOf returns what a node has answered to votes last.
+// clockOf returns what a node has answered to votes last. A node that is not probed has no entry for
+// its answers.
 func (e kernelEntries) clockOf(node netip.Addr) (clock, nonce uint64, err error) {
 	var v bpf.PathValue
 	err = e.Map(bpf.PathsMap).Lookup(bpf.NodeKey{Addr: bpf.AddressFrom(node)}, &v)
 	if errors.Is(err, ebpf.ErrKeyNotExist) {
-		return 0, 0, nil // the node is not probed yet
+		return 0, 0, fmt.Errorf("votes for node %s do not count: it is not probed", node)
 	}
 	if err != nil {
 		return 0, 0, fmt.Errorf("read %s in %s: %w", node, bpf.PathsMap, err)

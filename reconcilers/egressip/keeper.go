@@ -26,14 +26,18 @@ type keeper struct {
 	voter       *voter
 	herald      *herald
 	socket      *sockets
+	announcer   announcer
 	entries     kernelEntries
 	now         func() uint64
 	initialized func(statedb.WriteTxn)
 	owned       map[netip.Addr]*owned // addresses that this node may have
 	checks      chan check
+	checking    int                  // how many checks there are
 	set         *tables.EgressVoters // nil: it is not known yet
 	kernelSet   bpf.VotersValue
-	said        string // in health
+	behind      bool       // a tick was over before all addresses were brought to where they shall be
+	resume      netip.Addr // the first address that was not
+	said        string     // in health
 	health      cell.Health
 }
 
@@ -61,6 +65,10 @@ func (k *keeper) run(ctx context.Context, health cell.Health) error {
 		<-ctx.Done()
 		return nil
 	}
+	if err := k.adopt(); err != nil {
+		return err
+	}
+	k.start() // before it is known who votes: where programs run depends on the rows
 	for _, input := range []interface {
 		Initialized(statedb.ReadTxn) (bool, <-chan struct{})
 	}{k.IPs, k.Voters, k.Keys, k.Settings} {
@@ -71,15 +79,14 @@ func (k *keeper) run(ctx context.Context, health cell.Health) error {
 			return nil
 		}
 	}
-	if err := k.adopt(); err != nil {
-		return err
-	}
-	k.start()
 	defer k.socket.close()
+	defer k.announcer.close()
 	for {
 		k.report(k.tick(ctx))
 		next := k.Config.tick()
-		if len(k.owned) == 0 && k.IPs.NumObjects(k.DB.ReadTxn()) == 0 {
+		if k.behind {
+			next = 0
+		} else if len(k.owned) == 0 && k.IPs.NumObjects(k.DB.ReadTxn()) == 0 {
 			next = lookIdle
 		}
 		if !pause.For(ctx, next) {
@@ -100,11 +107,12 @@ func (k *keeper) adopt() error {
 	if err != nil {
 		return err
 	}
+	devices, err := devices()
+	if err != nil {
+		return err
+	}
 	for addr, entry := range entries {
-		device, err := deviceOf(addr)
-		if err != nil {
-			return err
-		}
+		device := devices[addr]
 		o := &owned{addr: addr, ifIndex: entry.IfIndex, isKnown: true}
 		o.assigned = device != 0 && device == int(entry.IfIndex)
 		k.owned[addr] = o
@@ -135,10 +143,20 @@ func (k *keeper) tick(ctx context.Context) error {
 	}
 	k.takeChecks()
 	var has []netip.Addr
-	for _, addr := range slices.SortedFunc(maps.Keys(k.owned), netip.Addr.Compare) {
+	// Votes must go on: the work of a tick is bounded, and the next one goes on with the rest.
+	now := k.now()
+	until := now + uint64(k.Config.tick())
+	k.behind = false
+	for _, addr := range k.inTurn() {
 		o := k.owned[addr]
-		o.votes(entries[addr], k.kernelSet, k.set, k.now())
-		k.keep(ctx, o)
+		o.votes(entries[addr], k.kernelSet, k.set, now)
+		if !k.behind && now >= until {
+			k.behind, k.resume = true, addr
+		}
+		if !k.behind {
+			k.keep(ctx, o)
+			now = k.now()
+		}
 		if o.problem != nil {
 			errs = append(errs, o.problem)
 		}
@@ -146,8 +164,16 @@ func (k *keeper) tick(ctx context.Context) error {
 			has = append(has, addr)
 		}
 	}
+	slices.SortFunc(has, netip.Addr.Compare)
 	errs = append(errs, k.write(), k.herald.tell(has), k.herald.listen(has))
 	return errors.Join(errs...)
+}
+
+// inTurn returns the addresses that this node may have, from the one at which the last tick was over.
+func (k *keeper) inTurn() []netip.Addr {
+	addrs := slices.SortedFunc(maps.Keys(k.owned), netip.Addr.Compare)
+	at, _ := slices.BinarySearchFunc(addrs, k.resume, netip.Addr.Compare)
+	return slices.Concat(addrs[at:], addrs[:at])
 }
 
 // followVoters tells the programs who votes. The last set stays when there is none, or one with a
@@ -161,8 +187,12 @@ func (k *keeper) followVoters() error {
 		return fmt.Errorf("the nodes that vote: %s", set.Error)
 	}
 	k.set = set
+	term := k.voter.term()
+	if k.now() < k.voter.from { // the next agent has to wait for votes of the former one too
+		term = max(term, k.kernelSet.Term)
+	}
 	v := bpf.VotersValue{
-		Clock: k.kernelSet.Clock, Term: uint64(k.Config.EgressIPLease),
+		Clock: k.kernelSet.Clock, Term: term,
 		Generation: set.Generation, Majority: uint32(set.Majority()),
 	}
 	for i, voter := range set.Voters {
@@ -185,6 +215,8 @@ func (k *keeper) followCandidates() error {
 	txn := k.DB.ReadTxn()
 	mayHave := map[netip.Addr]bool{}
 	var errs []error
+	var given map[netip.Addr]int // devices by address, once they are needed
+	refused := 0
 	for ip := range k.IPs.All(txn) {
 		if !k.Enabled.Enabled || ip.IfIndex == 0 {
 			continue
@@ -199,9 +231,23 @@ func (k *keeper) followCandidates() error {
 		if k.owned[ip.Addr] != nil && o.ifIndex == ip.IfIndex {
 			continue
 		}
-		if err := k.add(o, ip.IfIndex); err != nil {
+		if k.owned[ip.Addr] == nil && len(k.owned) == bpf.EgressIPs {
+			refused++
+			continue
+		}
+		if given == nil {
+			var err error
+			if given, err = devices(); err != nil {
+				return err
+			}
+		}
+		if err := k.add(o, given[ip.Addr], ip.IfIndex); err != nil {
 			errs = append(errs, err)
 		}
+	}
+	if refused > 0 {
+		errs = append(errs, fmt.Errorf("%d addresses cannot come here: %s has room for %d",
+			refused, bpf.VotesMap, bpf.EgressIPs))
 	}
 	for addr, o := range k.owned {
 		if mayHave[addr] {
@@ -220,13 +266,9 @@ func (k *keeper) followCandidates() error {
 	return errors.Join(errs...)
 }
 
-// add makes the entry of an address, or moves it to another device.
-func (k *keeper) add(o *owned, ifIndex uint32) error {
-	device, err := deviceOf(o.addr)
-	switch {
-	case err != nil:
-		return err
-	case device != 0 && !o.assigned:
+// add makes the entry of an address that a device has, 0 if none, or moves it to another device.
+func (k *keeper) add(o *owned, device int, ifIndex uint32) error {
+	if device != 0 && !o.assigned {
 		return fmt.Errorf("%s was given to device %d by others: it is left alone", o.addr, device)
 	}
 	if o.assigned {

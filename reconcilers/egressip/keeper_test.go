@@ -376,6 +376,61 @@ func TestVotersAreMissing(t *testing.T) {
 	w.assigned(v4) // by the set before
 }
 
+// TestVotesThatDoNotCount: a node that is not probed can answer no votes, which is told.
+func TestVotesThatDoNotCount(t *testing.T) {
+	w := newWorld(t)
+	w.socket.open = func(frames.Overlay) (transport, error) { return &wire{}, nil }
+	require.NoError(t, w.adopt())
+	w.voter.from = 0
+	w.wants(v4, "node-2")
+	require.NoError(t, w.tick(t.Context()))
+	require.ErrorContains(t, w.tick(t.Context()), "192.0.2.2 do not count: it is not probed")
+	require.NoError(t, w.paths.Put(
+		bpf.NodeKey{Addr: bpf.AddressFrom(netip.MustParseAddr("192.0.2.2"))}, bpf.PathValue{}))
+	require.NoError(t, w.tick(t.Context()))
+}
+
+// TestShorterTerm: the term of a former agent is kept until its votes have run out, for the agent
+// that follows this one.
+func TestShorterTerm(t *testing.T) {
+	w := newWorld(t)
+	clock := uint64(1e12)
+	w.keeper.now = func() uint64 { return clock }
+	const former = uint64(10 * time.Second)
+	require.NoError(t, w.voters.Put(uint32(0), bpf.VotersValue{Term: former}))
+	term := func() uint64 {
+		var v bpf.VotersValue
+		require.NoError(t, w.followVoters())
+		require.NoError(t, w.voters.Lookup(uint32(0), &v))
+		return v.Term
+	}
+	require.NoError(t, w.adopt())
+	require.Equal(t, former, term())
+	clock += patience(former) - 1
+	require.Equal(t, former, term())
+	clock++
+	require.Equal(t, w.voter.term(), term())
+}
+
+// TestMoreAddressesThanRoom: addresses for which there is no room are told as one, and others come.
+func TestMoreAddressesThanRoom(t *testing.T) {
+	w := newWorld(t)
+	require.NoError(t, w.adopt())
+	const more = 3
+	for i := range bpf.EgressIPs + more {
+		w.wants(netip.AddrFrom4([4]byte{203, 0, byte(i >> 8), byte(i)}), "node-2")
+	}
+	for range 2 {
+		require.EqualError(t, w.followCandidates(),
+			"3 addresses cannot come here: sluice_votes has room for 1024")
+		require.Len(t, w.owned, bpf.EgressIPs)
+	}
+	w.ips.Remove(&tables.EgressIP{Addr: netip.AddrFrom4([4]byte{203, 0, 0, 0})})
+	require.Error(t, w.followCandidates())
+	require.ErrorContains(t, w.followCandidates(), "2 addresses")
+	require.Len(t, w.owned, bpf.EgressIPs)
+}
+
 // sent is a message to a node.
 type sent struct {
 	to    netip.Addr
@@ -424,6 +479,21 @@ func TestOwnersAreTold(t *testing.T) {
 	require.NoError(t, h.tell([]netip.Addr{v4}))
 	require.Len(t, out.frames, 2*tellFirst+4, "others at once")
 
+	// In a large cluster it takes several ticks, and new addresses come first.
+	out.frames = nil
+	h.now = func() uint64 {
+		clock += uint64(DefaultConfig.tick())
+		return clock
+	}
+	require.NoError(t, h.tell([]netip.Addr{v4, v6}))
+	require.Empty(t, out.frames)
+	h.now = func() uint64 { return clock }
+	require.NoError(t, h.tell([]netip.Addr{v6}))
+	require.Len(t, out.frames, 2)
+	for _, m := range out.frames {
+		require.Equal(t, v6.AsSlice(), m.frame[len(m.frame)-16:])
+	}
+
 	owner := func() string {
 		require.NoError(t, h.listen(nil))
 		row, _, found := h.Owners.Get(w.db.ReadTxn(), tables.EgressIPOwnerByAddr(v6))
@@ -447,4 +517,37 @@ func TestOwnersAreTold(t *testing.T) {
 	w.ips.Remove(&tables.EgressIP{Addr: v6})
 	require.Empty(t, owner())
 	require.ErrorIs(t, w.told.Lookup(keyOf(v6), &bpf.ToldValue{}), ebpf.ErrKeyNotExist)
+}
+
+// TestVotesGoOn: while many addresses come, votes are repeated in time.
+func TestVotesGoOn(t *testing.T) {
+	w := newWorld(t)
+	const count = 600
+	clock := uint64(1e12)
+	w.keeper.now = func() uint64 { // as long as it takes to bring an address, roughly
+		clock += 3e5
+		return clock
+	}
+	require.NoError(t, w.adopt())
+	clock += w.voter.patience()
+	addrs := make([]netip.Addr, count)
+	for i := range addrs {
+		addrs[i] = netip.AddrFrom4([4]byte{203, 0, byte(i >> 8), byte(i)})
+		w.wants(addrs[i], "node-2")
+	}
+	require.NoError(t, w.followCandidates())
+	for _, addr := range addrs {
+		w.wants(addr, "node-1")
+	}
+	for tick, assigned := 0, 0; assigned < count; tick++ {
+		require.Less(t, tick, count)
+		require.NoError(t, w.tick(t.Context()))
+		assigned = 0
+		for _, addr := range addrs {
+			require.True(t, w.row(addr).Held, "%s after %d ticks", addr, tick)
+			if w.row(addr).Assigned {
+				assigned++
+			}
+		}
+	}
 }

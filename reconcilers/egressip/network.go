@@ -4,6 +4,7 @@ package egressip
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"math"
@@ -32,18 +33,31 @@ var (
 	allNodes = netip.MustParseAddr("ff02::1")
 )
 
-// deviceOf returns the interface index of the device that has an address, 0 if none has.
-func deviceOf(addr netip.Addr) (int, error) {
+// listTries is how often addresses are listed while others change them.
+const listTries = 5
+
+// devices returns the interface index of the device that has an address, for all addresses.
+func devices() (map[netip.Addr]int, error) {
 	addrs, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
-	if err != nil {
-		return 0, fmt.Errorf("list addresses: %w", err)
+	for try := 1; try < listTries && errors.Is(err, netlink.ErrDumpInterrupted); try++ {
+		addrs, err = netlink.AddrList(nil, netlink.FAMILY_ALL)
 	}
+	if err != nil {
+		return nil, fmt.Errorf("list addresses: %w", err)
+	}
+	devices := map[netip.Addr]int{}
 	for _, a := range addrs {
-		if has, ok := netip.AddrFromSlice(a.IP); ok && has.Unmap() == addr {
-			return a.LinkIndex, nil
+		if addr, ok := netip.AddrFromSlice(a.IP); ok {
+			devices[addr.Unmap()] = a.LinkIndex
 		}
 	}
-	return 0, nil
+	return devices, nil
+}
+
+// deviceOf returns the interface index of the device that has an address, 0 if none has.
+func deviceOf(addr netip.Addr) (int, error) {
+	devices, err := devices()
+	return devices[addr], err
 }
 
 // host is an address as the kernel takes it: alone, without a route, a check for duplicates that
@@ -115,7 +129,7 @@ func probe4(ifi *net.Interface, addr netip.Addr) (net.HardwareAddr, error) {
 	if err := c.SetDeadline(time.Now().Add(probeWait)); err != nil {
 		return nil, err
 	}
-	if err := sendARP(c, netip.IPv4Unspecified(), addr); err != nil {
+	if err := askFor(c, addr); err != nil {
 		return nil, err
 	}
 	for {
@@ -129,8 +143,9 @@ func probe4(ifi *net.Interface, addr netip.Addr) (net.HardwareAddr, error) {
 	}
 }
 
-func sendARP(c *arp.Client, sender, target netip.Addr) error {
-	p, err := arp.NewPacket(arp.OperationRequest, c.HardwareAddr(), sender, noMAC, target)
+func askFor(c *arp.Client, addr netip.Addr) error {
+	p, err := arp.NewPacket(
+		arp.OperationRequest, c.HardwareAddr(), netip.IPv4Unspecified(), noMAC, addr)
 	if err != nil {
 		return err
 	}
@@ -177,11 +192,15 @@ func linkLayer(direction ndp.Direction, ifi *net.Interface) []ndp.Option {
 	return []ndp.Option{&ndp.LinkLayerAddress{Direction: direction, Addr: ifi.HardwareAddr}}
 }
 
+// announcer announces addresses. It has one packet socket for all of them: it takes milliseconds to
+// close one, as the kernel waits for all packets under way.
+type announcer struct{ packets *int }
+
 // announce tells all on the device's link that this node has an address.
-func announce(addr netip.Addr, device int) error {
+func (a *announcer) announce(addr netip.Addr, device int) error {
 	ifi, err := net.InterfaceByIndex(device)
 	if err == nil && addr.Is4() {
-		err = announce4(ifi, addr)
+		err = a.announce4(ifi, addr)
 	} else if err == nil {
 		err = announce6(ifi, addr)
 	}
@@ -191,13 +210,40 @@ func announce(addr netip.Addr, device int) error {
 	return nil
 }
 
-func announce4(ifi *net.Interface, addr netip.Addr) error {
-	c, err := arp.Dial(ifi)
+func (a *announcer) announce4(ifi *net.Interface, addr netip.Addr) error {
+	if a.packets == nil {
+		socket, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0) // takes nothing
+		if err != nil {
+			return fmt.Errorf("open a packet socket: %w", err)
+		}
+		a.packets = &socket
+	}
+	p, err := arp.NewPacket(arp.OperationRequest, ifi.HardwareAddr, addr, noMAC, addr)
 	if err != nil {
 		return err
 	}
-	defer c.Close()
-	return sendARP(c, addr, addr)
+	payload, err := p.MarshalBinary()
+	if err != nil {
+		return err
+	}
+	frame, err := (&ethernet.Frame{
+		Destination: ethernet.Broadcast, Source: ifi.HardwareAddr, EtherType: ethernet.EtherTypeARP,
+		Payload: payload,
+	}).MarshalBinary()
+	if err != nil {
+		return err
+	}
+	return unix.Sendto(*a.packets, frame, 0, &unix.SockaddrLinklayer{
+		Protocol: binary.BigEndian.Uint16(binary.NativeEndian.AppendUint16(nil, unix.ETH_P_ARP)),
+		Ifindex:  ifi.Index,
+	})
+}
+
+func (a *announcer) close() {
+	if a.packets != nil {
+		unix.Close(*a.packets)
+		a.packets = nil
+	}
 }
 
 func announce6(ifi *net.Interface, addr netip.Addr) error {

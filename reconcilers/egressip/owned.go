@@ -25,6 +25,10 @@ const (
 	withdrawAfter = uint64(time.Second)
 
 	retryAssign = uint64(5 * time.Second)
+
+	// maxChecks is how many addresses are asked for at one time: each has a socket, which gets what
+	// is said to all others.
+	maxChecks = 64
 )
 
 // owned is an address that this node may have.
@@ -118,6 +122,10 @@ func (k *keeper) keep(ctx context.Context, o *owned) {
 		return
 	}
 	if !o.assigned && !o.isKnown {
+		if k.checking == maxChecks {
+			return
+		}
+		k.checking++
 		o.checking, o.isKnown = true, true
 		go k.check(ctx, o.addr, int(o.ifIndex))
 		return
@@ -149,7 +157,7 @@ func (k *keeper) bring(o *owned, isUp bool) error {
 	if !isUp {
 		return nil
 	}
-	return announce(o.addr, int(o.ifIndex))
+	return k.announcer.announce(o.addr, int(o.ifIndex))
 }
 
 // guarded reports whether the programs are silent about the address without a majority.
@@ -174,6 +182,7 @@ func (k *keeper) takeChecks() {
 	for {
 		select {
 		case c := <-k.checks:
+			k.checking--
 			o := k.owned[c.addr]
 			if o == nil {
 				continue

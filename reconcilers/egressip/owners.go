@@ -33,47 +33,89 @@ type herald struct {
 	entries  kernelEntries
 	now      func() uint64
 	socket   *sockets
-	told     []netip.Addr // last
+	told     []netip.Addr // last, in order
 	times    int          // how often that was told
 	due      uint64
-	number   uint64 // of the last message
+	left     []message // of what is told now
+	number   uint64    // of the last message
 	expected map[netip.Addr]bool
 }
 
-// tell tells all nodes which addresses this one has, if it is due.
+// tell tells all nodes which addresses this one has, if it is due: new ones first. What there is no
+// time for is told by the next calls.
 func (h *herald) tell(has []netip.Addr) error {
 	now := h.now()
-	if !slices.Equal(has, h.told) {
-		h.told, h.times, h.due = has, 0, 0
-	}
-	if len(has) == 0 || now < h.due {
-		return nil
-	}
-	h.times++
-	if h.due = 0; h.times >= tellFirst {
-		h.due = now + tellLater
-	}
 	txn := h.DB.ReadTxn()
+	if !slices.Equal(has, h.told) {
+		added := slices.DeleteFunc(slices.Clone(has), func(addr netip.Addr) bool {
+			_, known := slices.BinarySearchFunc(h.told, addr, netip.Addr.Compare)
+			return known
+		})
+		h.told, h.times, h.due = has, min(len(added), 1), 0
+		h.left = append(h.left, h.messages(txn, added)...)
+	}
+	if len(h.left) == 0 {
+		if len(has) == 0 || now < h.due {
+			return nil
+		}
+		h.times++
+		if h.due = 0; h.times >= tellFirst {
+			h.due = now + tellLater
+		}
+		h.left = h.messages(txn, has)
+	}
 	key, out, err := h.socket.get(txn)
 	if err != nil {
 		return err
 	}
 	var errs []error
-	for node := range h.Nodes.All(txn) {
-		if node.Name == h.LocalNode.Name || !node.UnderlayIP().IsValid() {
-			continue
+	for until := now + uint64(h.Config.tick()); len(h.left) > 0 && h.now() < until; {
+		if err := h.send(out, key, h.left[0]); err != nil {
+			errs = append(errs, err)
 		}
-		for some := range slices.Chunk(has, bpf.VotesInFrame) {
-			// Greater than those before, also of a former run or boot.
-			h.number = max(h.number+1, uint64(time.Now().UnixNano()))
-			frame := bpf.OwnerFrame(key, h.socket.at.Underlay, node.UnderlayIP(), h.number, some)
-			if err := out.Send(frame, node.UnderlayIP()); err != nil {
-				errs = append(errs, fmt.Errorf("tell node %s: %w", node.Name, err))
-			}
-		}
+		h.left = h.left[1:]
 	}
 	if len(errs) > 0 {
 		return fmt.Errorf("%d messages could not be sent, such as: %w", len(errs), errs[0])
+	}
+	return nil
+}
+
+// message is what is to be told to a node.
+type message struct {
+	node  string
+	to    netip.Addr
+	addrs []netip.Addr
+}
+
+// messages returns what tells all other nodes that this one has addresses.
+func (h *herald) messages(txn statedb.ReadTxn, addrs []netip.Addr) (messages []message) {
+	for some := range slices.Chunk(addrs, bpf.VotesInFrame) {
+		for node := range h.Nodes.All(txn) {
+			if node.Name != h.LocalNode.Name && node.UnderlayIP().IsValid() {
+				messages = append(messages, message{node.Name, node.UnderlayIP(), some})
+			}
+		}
+	}
+	return messages
+}
+
+// send tells a node which of some addresses this one still has.
+func (h *herald) send(out transport, key bpf.OverlayKey, m message) error {
+	var addrs []netip.Addr
+	for _, addr := range m.addrs {
+		if _, has := slices.BinarySearchFunc(h.told, addr, netip.Addr.Compare); has {
+			addrs = append(addrs, addr)
+		}
+	}
+	if len(addrs) == 0 {
+		return nil
+	}
+	// Greater than those before, also of a former run or boot.
+	h.number = max(h.number+1, uint64(time.Now().UnixNano()))
+	frame := bpf.OwnerFrame(key, h.socket.at.Underlay, m.to, h.number, addrs)
+	if err := out.Send(frame, m.to); err != nil {
+		return fmt.Errorf("tell node %s: %w", m.node, err)
 	}
 	return nil
 }
@@ -96,8 +138,10 @@ func (h *herald) listen(has []netip.Addr) error {
 			owners[addr] = v.Node.Addr()
 		}
 	}
-	for _, addr := range has {
-		owners[addr] = h.socket.at.Underlay
+	if here := h.socket.at.Underlay; here.IsValid() {
+		for _, addr := range has {
+			owners[addr] = here
+		}
 	}
 	return h.write(owners)
 }

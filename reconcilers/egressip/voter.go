@@ -5,7 +5,7 @@ package egressip
 import (
 	"errors"
 	"fmt"
-	"math/rand/v2"
+	"maps"
 	"net/netip"
 	"slices"
 	"time"
@@ -35,13 +35,11 @@ type promise struct {
 
 // peer is what this node knows of the clock of another one.
 type peer struct {
-	clock uint64   // as it was told last, 0: not yet
-	heard uint64   // when that was read here, which was later
-	asked []uint64 // nonces of votes that are not answered
+	clock    uint64 // as it was told last, 0: not yet
+	heard    uint64 // when that was read here, which was later
+	last     uint64 // nonce of the last votes: each is greater than those before
+	answered uint64 // nonce of the votes that are answered
 }
-
-// maxAsked is how many votes to a node may be unanswered: for more than the longest way of packets.
-const maxAsked = 64
 
 func newVoter(p params, socket *sockets) *voter {
 	return &voter{params: p, socket: socket, promises: map[netip.Addr]promise{},
@@ -93,12 +91,12 @@ func (v *voter) vote(
 			continue
 		}
 		ballots[ip.NodeAddr] = append(ballots[ip.NodeAddr], ip.Addr)
-		v.promise(ip, clockOf)
+		v.promise(ip)
 	}
 	v.forget(txn, now(), ballots)
-	for node, addrs := range ballots {
-		for some := range slices.Chunk(addrs, bpf.VotesInFrame) {
-			errs = append(errs, v.send(out, key, node, set.Generation, some))
+	for _, node := range slices.SortedFunc(maps.Keys(ballots), netip.Addr.Compare) {
+		for some := range slices.Chunk(ballots[node], bpf.VotesInFrame) {
+			errs = append(errs, v.send(out, key, v.peer(node, clockOf), node, set.Generation, some))
 		}
 	}
 	return errors.Join(append(errs, v.write(rows))...)
@@ -120,7 +118,7 @@ func (v *voter) waits(ip *tables.EgressIP, now uint64) string {
 
 // promise notes that the next votes for a node have this address. They are valid for a term from
 // the time there that is sent with them, which was before it was read here.
-func (v *voter) promise(ip *tables.EgressIP, clockOf clocks) {
+func (v *voter) promise(ip *tables.EgressIP) {
 	p := v.peers[ip.NodeAddr]
 	former := v.promises[ip.Addr]
 	until := uint64(0)
@@ -136,36 +134,46 @@ func (v *voter) promise(ip *tables.EgressIP, clockOf clocks) {
 // listen reads the clocks of all nodes that this one votes for.
 func (v *voter) listen(now func() uint64, clockOf clocks) error {
 	var errs []error
-	for node, p := range v.peers {
+	for _, node := range slices.SortedFunc(maps.Keys(v.peers), netip.Addr.Compare) {
+		p := v.peers[node]
 		clock, nonce, err := clockOf(node)
 		if err != nil {
 			errs = append(errs, err)
 			continue
 		}
-		at := slices.Index(p.asked, nonce)
-		if at < 0 {
+		if nonce > p.last { // sent by a host on the way, of a time when the clock here was ahead
+			p.last, p.answered = nonce, nonce
+		}
+		if nonce <= p.answered {
 			continue
 		}
-		p.asked = p.asked[at+1:]
-		p.clock, p.heard = clock, now() // after it was read
+		p.answered, p.clock, p.heard = nonce, clock, now() // after it was read
 	}
 	return errors.Join(errs...)
 }
 
-// send tells a node for which of its addresses this one votes.
-func (v *voter) send(
-	out transport, key bpf.OverlayKey, node netip.Addr, generation uint32, addrs []netip.Addr,
-) error {
+// peer returns what this node knows of another one. The programs take no answer whose nonce is not
+// greater than that of the last one, which may be of a former agent, so that answers that are sent
+// again change nothing. Those of a former boot were to lesser nonces: they begin with the time.
+func (v *voter) peer(node netip.Addr, clockOf clocks) *peer {
 	p := v.peers[node]
 	if p == nil {
-		p = &peer{}
+		_, nonce, _ := clockOf(node) // listen tells what is wrong
+		nonce = max(nonce, uint64(time.Now().UnixNano()))
+		p = &peer{last: nonce, answered: nonce}
 		v.peers[node] = p
 	}
-	nonce := rand.Uint64()
-	p.asked = append(p.asked, nonce)
-	p.asked = p.asked[max(0, len(p.asked)-maxAsked):]
+	return p
+}
+
+// send tells a node for which of its addresses this one votes.
+func (v *voter) send(
+	out transport, key bpf.OverlayKey, p *peer, node netip.Addr, generation uint32,
+	addrs []netip.Addr,
+) error {
+	p.last++
 	frame := bpf.VotesFrame(key, v.socket.at.Underlay, node, bpf.Votes{
-		Nonce: nonce, Clock: p.clock, Term: time.Duration(v.term()), Generation: generation,
+		Nonce: p.last, Clock: p.clock, Term: time.Duration(v.term()), Generation: generation,
 		Addrs: addrs,
 	})
 	if err := out.Send(frame, node); err != nil {

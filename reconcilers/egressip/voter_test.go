@@ -168,7 +168,9 @@ func (n *simNode) receive(p packet) {
 	const kindAt, bodyAt, addrsAt = 7, 14, 14 + 32
 	word := func(i int) uint64 { return binary.NativeEndian.Uint64(p.frame[bodyAt+8*i:]) }
 	if p.frame[kindAt] == 6 {
-		n.clocks[p.from] = [2]uint64{word(1), word(0)}
+		if word(0) > n.clocks[p.from][1] {
+			n.clocks[p.from] = [2]uint64{word(1), word(0)}
+		}
 		return
 	}
 	now := n.now()

@@ -44,9 +44,7 @@ func (t *targetParams) declare() derive.Rule[allTargets] {
 		Outputs: []statedb.TableMeta{t.Targets},
 		Inputs: []derive.Input[allTargets]{
 			derive.FromIf(t.Policies, hasOtherGateways, markTargets[*tables.EgressPolicy]),
-			derive.FromIf(t.Pools,
-				func(old, new *tables.EgressIPPool) bool { return old.Nodes != new.Nodes },
-				markTargets[*tables.EgressIPPool]),
+			derive.FromIf(t.Pools, changesAddresses, markTargets[*tables.EgressIPPool]),
 			derive.From(t.Voters, markTargets[*tables.EgressVoters]),
 			// It follows from the answers to probes.
 			derive.Feedback(derive.FromIf(t.IPs,
@@ -119,13 +117,9 @@ func (t *targetParams) wanted(in statedb.ReadTxn) map[string]*tables.ProbeTarget
 			}
 		}
 	}
-	for pool := range t.Pools.All(in) {
-		selector, err := labels.Parse(pool.Nodes)
-		if err != nil {
-			continue // the pool has an error
-		}
+	for _, selectors := range t.poolSelectors(in) {
 		nodes := poolNodes(statedb.ToSeq(t.Nodes.All(in)), func(n *tables.Node) bool {
-			return selector.Matches(n.Labels)
+			return selectors[0].Matches(n.Labels) && selectors[1].Matches(n.Labels)
 		})
 		for _, node := range nodes {
 			if node.Name != t.LocalNode.Name {
@@ -153,6 +147,37 @@ func (t *targetParams) markVoted(in statedb.ReadTxn, targets map[string]*tables.
 			target.Voted = true
 		}
 	}
+}
+
+// poolSelectors returns the selectors of all pools, each alone and with those of the policies that
+// name an address of it.
+func (t *targetParams) poolSelectors(in statedb.ReadTxn) (selectors [][2]labels.Selector) {
+	pools := statedb.Collect(t.Pools.All(in))
+	slices.SortFunc(pools, tables.InOrder[*tables.EgressIPPool])
+	wanted := map[[2]string]bool{}
+	for _, pool := range pools {
+		wanted[[2]string{pool.Nodes, ""}] = true
+	}
+	for p := range t.Policies.List(in, tables.EgressPoliciesWithEgressIP(true)) {
+		for _, g := range p.Gateways {
+			at := slices.IndexFunc(pools, func(pool *tables.EgressIPPool) bool {
+				return g.Error == "" && g.EgressIP.IsValid() && pool.Contains(g.EgressIP)
+			})
+			if at >= 0 {
+				wanted[[2]string{pools[at].Nodes, g.Nodes}] = true
+			}
+		}
+	}
+	for texts := range wanted {
+		ofPool, err := labels.Parse(texts[0])
+		if err != nil {
+			continue // the pool has an error
+		}
+		if ofPolicy, err := labels.Parse(texts[1]); err == nil {
+			selectors = append(selectors, [2]labels.Selector{ofPool, ofPolicy})
+		}
+	}
+	return selectors
 }
 
 // selectors returns the selectors of all policies' gateways, each once.

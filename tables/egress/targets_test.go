@@ -148,3 +148,34 @@ func TestVotedTargets(t *testing.T) {
 	want[1].Voted = true
 	require.Equal(t, want, all())
 }
+
+// TestTargetsOfLargePools: of a pool with many nodes those are probed that a policy may elect.
+func TestTargetsOfLargePools(t *testing.T) {
+	db := statedb.New()
+	nodes := tablestest.Open(t, db, tables.NewNodeTable)
+	pools := tablestest.Open(t, db, tables.NewEgressIPPoolTable)
+	policies := tablestest.Open(t, db, tables.NewEgressPolicyTable)
+	rule := targetParams{
+		Nodes: nodes, Pools: pools, Policies: policies, LocalNode: tables.LocalNode{Name: "node-000"},
+		IPs:    tablestest.Open(t, db, tables.NewEgressIPTable),
+		Voters: tablestest.Open(t, db, tables.NewEgressVotersTable),
+	}
+	for i := range 3 * maxPoolNodes {
+		nodes.Put(&tables.Node{
+			Name: fmt.Sprintf("node-%03d", i), Ready: true,
+			Labels:      labels.Set{"gateway": fmt.Sprint(i >= 2*maxPoolNodes)},
+			InternalIPs: []netip.Addr{netip.AddrFrom4([4]byte{10, 0, 1, byte(i)})},
+		})
+	}
+	addr := netip.MustParseAddr("203.0.113.9")
+	pools.Put(&tables.EgressIPPool{
+		Name: "a", Prefixes: []netip.Prefix{netip.PrefixFrom(addr, 32)},
+	})
+	policies.Put(&tables.EgressPolicy{
+		Name: "a", Gateways: []tables.GatewaySpec{{Nodes: "gateway=true", EgressIP: addr}},
+	})
+	targets := rule.wanted(db.ReadTxn())
+	for i := 2 * maxPoolNodes; i < 3*maxPoolNodes; i++ {
+		require.Contains(t, targets, fmt.Sprintf("node-%03d", i))
+	}
+}
