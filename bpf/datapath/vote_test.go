@@ -17,7 +17,7 @@ import (
 // clockOffset is added to the time of this node for voters.
 const clockOffset = 1 << 60
 
-const term = time.Hour
+const term = 10 * time.Second
 
 // voters says which nodes vote.
 func (f *fixture) voters(generation uint32, nodes ...netip.Addr) {
@@ -95,7 +95,7 @@ func TestMajority(t *testing.T) {
 		require.True(f, f.held(f.Egress))
 		until := f.votesFor(f.Egress).Votes[1].Until
 		require.LessOrEqual(f, until, f.bootTime()+uint64(term))
-		f.vote(second, 7, time.Minute, f.Egress)
+		f.vote(second, 7, term/2, f.Egress)
 		require.Equal(f, until, f.votesFor(f.Egress).Votes[1].Until, "one that is late takes nothing")
 
 		f.voters(8, first, f.NodeIP, second)
@@ -143,6 +143,22 @@ func TestVotesAreAnswered(t *testing.T) {
 			require.EqualValues(f, 99, f.path(node).Clock)
 		}
 	})
+}
+
+// TestLongVotes: no vote is valid for longer than agents may say.
+func TestLongVotes(t *testing.T) {
+	f := newFixture(t, packettest.World4)
+	votingFixture(f)
+	node := f.SecondNode
+	f.voters(1, node)
+	f.mayHave(f.Egress)
+	f.probed(node, bpf.VotesFrame(firstKey, node, f.NodeIP, bpf.Votes{
+		Nonce: nonce, Clock: f.bootTime() + clockOffset, Term: term + 1, Generation: 1,
+		Addrs: []netip.Addr{f.Egress},
+	}))
+	require.False(f, f.held(f.Egress))
+	f.vote(node, 1, 0, f.Egress)
+	require.True(f, f.held(f.Egress))
 }
 
 // What no node of the cluster has sent by a key for just this is dropped.

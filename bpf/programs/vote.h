@@ -20,6 +20,7 @@
 #define PROOF_CLOCK 6	/* the answer */
 #define PROOF_OWNER 7	/* as votes, of which only nonce, count and addresses are used */
 #define VOTES_IN_FRAME 64
+#define MAX_TERM (10 * (__u64)SECOND)
 
 struct votes_frame {
 	struct proof proof;
@@ -117,7 +118,7 @@ SUBPROGRAM int note_votes(struct __sk_buff *ctx, const struct votes_frame *votes
 	if (!votes || !node || !voters || votes->generation != voters->generation)
 		return 0;
 	age = now + voters->clock - votes->clock;
-	if (age >= votes->term) /* also one of the future, or of a former boot */
+	if (age >= votes->term || votes->term > MAX_TERM) /* age: also of the future, or a former boot */
 		return 0;
 	until = now - age + votes->term;
 	for (place = 0; place < EGRESS_VOTERS; place++)
@@ -133,10 +134,10 @@ SUBPROGRAM int note_votes(struct __sk_buff *ctx, const struct votes_frame *votes
 			continue;
 		vote = &v->votes[place];
 		/* What is there may be of a voter of another generation. */
-		if (vote->generation != voters->generation || vote->until < until)
+		if (vote->generation != votes->generation || vote->until < until)
 			*(volatile __u64 *)&vote->until = until;
 		asm volatile("" ::: "memory");
-		*(volatile __u64 *)&vote->generation = voters->generation;
+		*(volatile __u64 *)&vote->generation = votes->generation;
 	}
 	return 0;
 }

@@ -7,6 +7,7 @@
 //	votes of other nodes ──► egress-ip-leases ──► addresses at devices, ARP, neighbor discovery
 //	                                          └──► what it has, told to all nodes
 //	what other nodes tell ──► egress-ip-owners
+//	votes that a node does not take ──► egress-ip-untaken
 //
 // Some nodes are voters. A voter tells each node again and again for which addresses it votes, and
 // votes for one node at a time for an address: before it votes for another one, what it last told
@@ -41,6 +42,7 @@ var Cell = cell.Module(
 	tables.Own(tables.NewEgressIPLeaseTable),
 	tables.Own(tables.NewEgressIPVoteTable),
 	tables.Own(tables.NewEgressIPOwnerTable),
+	tables.Own(tables.NewEgressIPUntakenTable),
 	cell.Provide(source),
 	cell.Invoke(Config.validate, register),
 )
@@ -104,6 +106,7 @@ type params struct {
 	Leases        statedb.RWTable[*tables.EgressIPLease]
 	Votes         statedb.RWTable[*tables.EgressIPVote]
 	Owners        statedb.RWTable[*tables.EgressIPOwner]
+	Untaken       statedb.RWTable[*tables.EgressIPUntaken]
 	Nodes         statedb.Table[*tables.Node]
 	Devices       statedb.Table[*tables.Device]
 	Exits         statedb.Table[*tables.ExitMirror]

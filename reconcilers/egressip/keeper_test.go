@@ -165,11 +165,12 @@ func (w *world) fill() {
 	p := params{
 		Config: DefaultConfig, Log: hivetest.Logger(w.T), DB: w.db, Datapath: w,
 		Enabled: tables.EgressIPs{Enabled: true}, IPs: w.ips, Voters: w.set,
-		Leases: tablestest.Open(w.T, w.db, tables.NewEgressIPLeaseTable),
-		Votes:  tablestest.Open(w.T, w.db, tables.NewEgressIPVoteTable),
-		Owners: tablestest.Open(w.T, w.db, tables.NewEgressIPOwnerTable),
-		Nodes:  tablestest.Open(w.T, w.db, tables.NewNodeTable),
-		Exits:  w.exits, Devices: w.devices, Attachments: attachments, ConfigEntries: config,
+		Leases:  tablestest.Open(w.T, w.db, tables.NewEgressIPLeaseTable),
+		Votes:   tablestest.Open(w.T, w.db, tables.NewEgressIPVoteTable),
+		Owners:  tablestest.Open(w.T, w.db, tables.NewEgressIPOwnerTable),
+		Nodes:   tablestest.Open(w.T, w.db, tables.NewNodeTable),
+		Untaken: tablestest.Open(w.T, w.db, tables.NewEgressIPUntakenTable),
+		Exits:   w.exits, Devices: w.devices, Attachments: attachments, ConfigEntries: config,
 		Settings: settings, Keys: keys, LocalNode: tables.LocalNode{Name: "node-1"},
 	}
 	w.keeper = newKeeper(p, func(statedb.WriteTxn) {})

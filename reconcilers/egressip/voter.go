@@ -20,6 +20,7 @@ import (
 type voter struct {
 	params
 	socket   *sockets
+	untaken  *untaken
 	from     uint64 // until then votes of the former agent may be valid
 	promises map[netip.Addr]promise
 	peers    map[netip.Addr]*peer // nodes that this one votes for, by underlay address
@@ -42,7 +43,7 @@ type peer struct {
 }
 
 func newVoter(p params, socket *sockets) *voter {
-	return &voter{params: p, socket: socket, promises: map[netip.Addr]promise{},
+	return &voter{params: p, socket: socket, untaken: newUntaken(p), promises: map[netip.Addr]promise{},
 		peers: map[netip.Addr]*peer{}}
 }
 
@@ -94,6 +95,7 @@ func (v *voter) vote(
 		v.promise(ip)
 	}
 	v.forget(txn, now(), ballots)
+	errs = append(errs, v.untaken.follow(rows, now()))
 	for _, node := range slices.SortedFunc(maps.Keys(ballots), netip.Addr.Compare) {
 		for some := range slices.Chunk(ballots[node], bpf.VotesInFrame) {
 			errs = append(errs, v.send(out, key, v.peer(node, clockOf), node, set.Generation, some))

@@ -102,6 +102,8 @@ func (n *simNode) start() {
 	p := params{
 		Config: DefaultConfig, DB: db, Log: hivetest.Logger(n.TB), IPs: n.ips, Keys: keys,
 		Settings: settings, Votes: tablestest.Open(n.TB, db, tables.NewEgressIPVoteTable),
+		Owners:    tablestest.Open(n.TB, db, tables.NewEgressIPOwnerTable),
+		Untaken:   tablestest.Open(n.TB, db, tables.NewEgressIPUntakenTable),
 		LocalNode: tables.LocalNode{Name: n.name()},
 	}
 	open := func(frames.Overlay) (transport, error) { return n, nil }

@@ -5,6 +5,7 @@ package egress
 import (
 	"fmt"
 	"iter"
+	"net/netip"
 	"slices"
 
 	"k8s.io/apimachinery/pkg/labels"
@@ -17,6 +18,9 @@ type election struct {
 	nodes []*tables.Node
 	state func(node string) tables.PathState // of the path to it, empty if it is not probed
 	load  map[used]int
+
+	// untaken reports whether a node has not taken an address of late.
+	untaken func(addr netip.Addr, node string) bool
 
 	// Of the last address: most have the same selectors as the one before.
 	ofPool, ofPolicy string
@@ -38,19 +42,22 @@ const (
 	draining        // it gives its addresses up
 	unprobed        // it may have no agent that takes votes
 	recovering      // it was lost, and answers again
+	untaken         // it has not taken the address
 	lost            // for this node
 )
 
-func (e *election) rank(n *tables.Node) rank {
-	switch e.state(n.Name) {
-	case tables.PathLost:
+func (e *election) rank(addr netip.Addr, n *tables.Node) rank {
+	state := e.state(n.Name)
+	switch {
+	case state == tables.PathLost:
 		return lost
-	case tables.PathRecovering:
+	case e.untaken(addr, n.Name):
+		return untaken
+	case state == tables.PathRecovering:
 		return recovering
-	case tables.PathUnprobed:
+	case state == tables.PathUnprobed:
 		return unprobed
-	}
-	if n.Draining {
+	case n.Draining:
 		return draining
 	}
 	return suited
@@ -83,7 +90,7 @@ func (e *election) elect(
 			full++
 			continue
 		}
-		weight, rank := weightOf(addr, n.Name), e.rank(n)
+		weight, rank := weightOf(addr, n.Name), e.rank(row.Addr, n)
 		if row.Node == "" || rank < bestRank || rank == bestRank && weight > best {
 			best, bestRank = weight, rank
 			row.Node, row.NodeAddr = n.Name, n.UnderlayIP()

@@ -24,6 +24,7 @@ type ipParams struct {
 	Nodes     statedb.Table[*tables.Node]
 	Health    statedb.Table[*tables.GatewayHealth]
 	Owners    statedb.Table[*tables.EgressIPOwner]
+	Untaken   statedb.Table[*tables.EgressIPUntaken]
 	Addresses statedb.Table[*tables.NodeAddress]
 	Devices   statedb.Table[*tables.Device]
 	Routes    statedb.Table[*tables.Route]
@@ -66,6 +67,8 @@ func (i *ipParams) declare() derive.Rule[int] {
 				func(_ statedb.ReadTxn, _ *tables.GatewayHealth, mark func(int)) { mark(allIPs) }),
 			derive.From(i.Owners,
 				func(_ statedb.ReadTxn, _ *tables.EgressIPOwner, mark func(int)) { mark(allIPs) }),
+			derive.From(i.Untaken,
+				func(_ statedb.ReadTxn, _ *tables.EgressIPUntaken, mark func(int)) { mark(allIPs) }),
 			derive.From(i.Addresses,
 				func(_ statedb.ReadTxn, a *tables.NodeAddress, mark func(int)) {
 					if !tables.IsWithinNode(a.Device) && !a.Prefix.IsSingleIP() {
@@ -121,6 +124,10 @@ func (i *ipParams) rows(in statedb.ReadTxn) (rows []*tables.EgressIP) {
 				return h.State
 			}
 			return ""
+		},
+		untaken: func(addr netip.Addr, node string) bool {
+			_, _, found := i.Untaken.Get(in, tables.EgressIPUntakenBy(addr, node))
+			return found
 		}}
 	for _, n := range e.nodes {
 		for _, addr := range n.InternalIPs {
@@ -147,17 +154,17 @@ func (i *ipParams) rows(in statedb.ReadTxn) (rows []*tables.EgressIP) {
 	return rows
 }
 
-// findOwner says which node has an address, as it has told.
+// findOwner says which node has an address, as it has told: one that may have it.
 func (i *ipParams) findOwner(in statedb.ReadTxn, row *tables.EgressIP, e *election) {
 	told, _, found := i.Owners.Get(in, tables.EgressIPOwnerByAddr(row.Addr))
 	if !found {
 		return
 	}
-	at := slices.IndexFunc(e.nodes, func(n *tables.Node) bool {
+	at := slices.IndexFunc(e.matching, func(n *tables.Node) bool {
 		return n.UnderlayIP() == told.NodeAddr
 	})
-	if at >= 0 && e.rank(e.nodes[at]) != lost {
-		row.Owner, row.OwnerAddr = e.nodes[at].Name, told.NodeAddr
+	if at >= 0 && e.rank(row.Addr, e.matching[at]) != lost {
+		row.Owner, row.OwnerAddr = e.matching[at].Name, told.NodeAddr
 	}
 }
 

@@ -36,6 +36,7 @@ func newIPWorld(t testing.TB) *ipWorld {
 		Nodes:     tablestest.Open(t, db, tables.NewNodeTable),
 		Health:    tablestest.Open(t, db, tables.NewGatewayHealthTable),
 		Owners:    tablestest.Open(t, db, tables.NewEgressIPOwnerTable),
+		Untaken:   tablestest.Open(t, db, tables.NewEgressIPUntakenTable),
 		Addresses: tablestest.Open(t, db, tables.NewNodeAddressTable),
 		Devices:   tablestest.Open(t, db, tables.NewDeviceTable),
 		Routes:    tablestest.Open(t, db, tables.NewRouteTable),
@@ -317,4 +318,18 @@ func TestEgressIPFollowsPaths(t *testing.T) {
 		Addr: netip.MustParseAddr("203.0.113.9"), NodeAddr: netip.MustParseAddr("192.0.2.99"),
 	})
 	require.Empty(t, w.row("203.0.113.9").Owner, "it is no node")
+	w.node(4, true, "y")
+	tablestest.Insert(t, w.db, w.Owners, &tables.EgressIPOwner{
+		Addr: netip.MustParseAddr("203.0.113.9"), NodeAddr: netip.MustParseAddr("192.0.2.4"),
+	})
+	require.Empty(t, w.row("203.0.113.9").Owner, "the pool does not select it")
+
+	path("node-3", tables.PathHealthy)
+	for _, node := range []string{first, second} {
+		require.Equal(t, node, w.row("203.0.113.9").Node)
+		tablestest.Insert(t, w.db, w.Untaken, &tables.EgressIPUntaken{
+			Addr: netip.MustParseAddr("203.0.113.9"), Node: node,
+		})
+	}
+	require.Equal(t, third, w.row("203.0.113.9").Node)
 }
