@@ -9,9 +9,11 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/cilium/statedb"
 	"github.com/cilium/statedb/reconciler"
 
 	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/bpf/frames"
 )
 
 // OverlayDeviceName is the name of the device by which packets reach other nodes.
@@ -115,3 +117,14 @@ var (
 
 // NewDatapathConfigTable creates the table of what the programs have to know of this node.
 var NewDatapathConfigTable = Declare("datapath-config", datapathConfigIndex)
+
+// OverlayOf returns the overlay as the programs have it; found is false while there is none.
+func OverlayOf(
+	txn statedb.ReadTxn, configs statedb.Table[*DatapathConfig],
+) (o frames.Overlay, found bool) {
+	c, _, found := configs.Get(txn, DatapathConfigByIndex(0))
+	if !found || !c.Underlay.IsValid() || c.OverlayIfIndex == 0 {
+		return o, false
+	}
+	return frames.Overlay{Underlay: c.Underlay, Port: c.OverlayPort, VNI: c.VNI}, true
+}

@@ -5,6 +5,8 @@ package tables
 import (
 	"slices"
 
+	"github.com/cilium/statedb"
+
 	"github.com/sluice-net/sluice/bpf"
 )
 
@@ -76,3 +78,15 @@ var (
 
 // NewOverlayKeysTable creates the table of the overlay's keys.
 var NewOverlayKeysTable = Declare("overlay-keys", overlayKeysIndex)
+
+// OwnOverlayKey returns the key that proves what this node sends; found is false if the overlay has
+// none.
+func OwnOverlayKey(
+	txn statedb.ReadTxn, keys statedb.Table[*OverlayKeys],
+) (key bpf.OverlayKey, found bool) {
+	row, _, found := keys.Get(txn, OverlayKeysByIndex(0))
+	if !found || len(row.Keys) == 0 {
+		return key, false
+	}
+	return row.Keys[0], true
+}

@@ -9,11 +9,6 @@ import (
 	"net"
 	"net/netip"
 	"time"
-
-	"github.com/cilium/statedb"
-
-	"github.com/sluice-net/sluice/bpf"
-	"github.com/sluice-net/sluice/tables"
 )
 
 // Overlay is what must be known of the overlay to send frames by it.
@@ -21,28 +16,6 @@ type Overlay struct {
 	Underlay netip.Addr // of this node
 	Port     uint16
 	VNI      uint32
-}
-
-// OverlayOf returns the overlay as the programs have it; found is false while there is none.
-func OverlayOf(
-	txn statedb.ReadTxn, configs statedb.Table[*tables.DatapathConfig],
-) (o Overlay, found bool) {
-	c, _, found := configs.Get(txn, tables.DatapathConfigByIndex(0))
-	if !found || !c.Underlay.IsValid() || c.OverlayIfIndex == 0 {
-		return o, false
-	}
-	return Overlay{c.Underlay, c.OverlayPort, c.VNI}, true
-}
-
-// KeyOf returns the key that proves frames of this node; found is false if the overlay has none.
-func KeyOf(
-	txn statedb.ReadTxn, keys statedb.Table[*tables.OverlayKeys],
-) (key bpf.OverlayKey, found bool) {
-	row, _, found := keys.Get(txn, tables.OverlayKeysByIndex(0))
-	if !found || len(row.Keys) == 0 {
-		return key, false
-	}
-	return row.Keys[0], true
 }
 
 // Socket sends frames to the overlay's port of other nodes. What these answer comes to the programs:

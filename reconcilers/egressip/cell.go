@@ -50,9 +50,9 @@ var Cell = cell.Module(
 // source says that these tables come from what nodes tell each other.
 func source(
 	leases statedb.RWTable[*tables.EgressIPLease], votes statedb.RWTable[*tables.EgressIPVote],
-	owners statedb.RWTable[*tables.EgressIPOwner],
+	owners statedb.RWTable[*tables.EgressIPOwner], untaken statedb.RWTable[*tables.EgressIPUntaken],
 ) tables.SourceOut {
-	return tables.NewSourceOut("egress-votes", leases, votes, owners)
+	return tables.NewSourceOut("egress-votes", leases, votes, owners, untaken)
 }
 
 // Config has the flags of votes.

@@ -24,7 +24,7 @@ import (
 type keeper struct {
 	params
 	voter       *voter
-	herald      *herald
+	teller      *teller
 	socket      *sockets
 	announcer   announcer
 	entries     kernelEntries
@@ -47,7 +47,7 @@ func newKeeper(p params, initialized func(statedb.WriteTxn)) *keeper {
 		params: p, initialized: initialized, owned: map[netip.Addr]*owned{},
 		checks: make(chan check), now: now, entries: entries, socket: socket,
 		voter: newVoter(p, socket),
-		herald: &herald{params: p, entries: entries, now: now, socket: socket,
+		teller: &teller{params: p, entries: entries, now: now, socket: socket,
 			expected: map[netip.Addr]bool{}},
 	}
 }
@@ -117,7 +117,7 @@ func (k *keeper) adopt() error {
 		o.assigned = device != 0 && device == int(entry.IfIndex)
 		k.owned[addr] = o
 	}
-	return errors.Join(k.herald.adopt(), k.write())
+	return errors.Join(k.teller.adopt(), k.write())
 }
 
 // start says that the rows are complete.
@@ -165,7 +165,7 @@ func (k *keeper) tick(ctx context.Context) error {
 		}
 	}
 	slices.SortFunc(has, netip.Addr.Compare)
-	errs = append(errs, k.write(), k.herald.tell(has), k.herald.listen(has))
+	errs = append(errs, k.write(), k.teller.tell(has), k.teller.listen(has))
 	return errors.Join(errs...)
 }
 

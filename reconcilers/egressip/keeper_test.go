@@ -452,7 +452,7 @@ func (*wire) Close() error { return nil }
 // time to time, each time with a greater number, and believes others for a while.
 func TestOwnersAreTold(t *testing.T) {
 	w := newWorld(t)
-	h, out := w.herald, &wire{}
+	h, out := w.teller, &wire{}
 	h.socket.open = func(frames.Overlay) (transport, error) { return out, nil }
 	clock := uint64(1e9)
 	h.now = func() uint64 { return clock }

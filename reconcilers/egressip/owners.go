@@ -27,8 +27,8 @@ const (
 	believedFor = 3 * tellLater
 )
 
-// herald tells all other nodes which addresses this one has, and takes in what they tell.
-type herald struct {
+// teller tells all other nodes which addresses this one has, and takes in what they tell.
+type teller struct {
 	params
 	entries  kernelEntries
 	now      func() uint64
@@ -43,7 +43,7 @@ type herald struct {
 
 // tell tells all nodes which addresses this one has, if it is due: new ones first. What there is no
 // time for is told by the next calls.
-func (h *herald) tell(has []netip.Addr) error {
+func (h *teller) tell(has []netip.Addr) error {
 	now := h.now()
 	txn := h.DB.ReadTxn()
 	if !slices.Equal(has, h.told) {
@@ -89,7 +89,7 @@ type message struct {
 }
 
 // messages returns what tells all other nodes that this one has addresses.
-func (h *herald) messages(txn statedb.ReadTxn, addrs []netip.Addr) (messages []message) {
+func (h *teller) messages(txn statedb.ReadTxn, addrs []netip.Addr) (messages []message) {
 	for some := range slices.Chunk(addrs, bpf.VotesInFrame) {
 		for node := range h.Nodes.All(txn) {
 			if node.Name != h.LocalNode.Name && node.UnderlayIP().IsValid() {
@@ -101,7 +101,7 @@ func (h *herald) messages(txn statedb.ReadTxn, addrs []netip.Addr) (messages []m
 }
 
 // send tells a node which of some addresses this one still has.
-func (h *herald) send(out transport, key bpf.OverlayKey, m message) error {
+func (h *teller) send(out transport, key bpf.OverlayKey, m message) error {
 	var addrs []netip.Addr
 	for _, addr := range m.addrs {
 		if _, has := slices.BinarySearchFunc(h.told, addr, netip.Addr.Compare); has {
@@ -122,7 +122,7 @@ func (h *herald) send(out transport, key bpf.OverlayKey, m message) error {
 
 // listen makes the rows of table egress-ip-owners what nodes have told of late. What this node has
 // needs no message.
-func (h *herald) listen(has []netip.Addr) error {
+func (h *teller) listen(has []netip.Addr) error {
 	txn := h.DB.ReadTxn()
 	if err := h.expect(txn); err != nil {
 		return err
@@ -147,7 +147,7 @@ func (h *herald) listen(has []netip.Addr) error {
 }
 
 // expect has the programs note what nodes tell of the addresses that policies name.
-func (h *herald) expect(txn statedb.ReadTxn) error {
+func (h *teller) expect(txn statedb.ReadTxn) error {
 	var errs []error
 	used := map[netip.Addr]bool{}
 	for ip := range h.IPs.All(txn) {
@@ -174,7 +174,7 @@ func (h *herald) expect(txn statedb.ReadTxn) error {
 }
 
 // adopt takes over the entries of a former agent.
-func (h *herald) adopt() error {
+func (h *teller) adopt() error {
 	told, err := h.entries.told()
 	if err != nil {
 		return err
@@ -185,7 +185,7 @@ func (h *herald) adopt() error {
 	return nil
 }
 
-func (h *herald) write(owners map[netip.Addr]netip.Addr) error {
+func (h *teller) write(owners map[netip.Addr]netip.Addr) error {
 	changed := false
 	wtxn := h.DB.WriteTxn(h.Owners)
 	defer wtxn.Abort()
@@ -231,11 +231,11 @@ type sockets struct {
 
 // get returns the key that proves frames of this node, and what sends them.
 func (s *sockets) get(txn statedb.ReadTxn) (key bpf.OverlayKey, out transport, err error) {
-	key, found := frames.KeyOf(txn, s.Keys)
+	key, found := tables.OwnOverlayKey(txn, s.Keys)
 	if !found {
 		return key, nil, errors.New("the overlay has no key: messages could not be proven")
 	}
-	o, found := frames.OverlayOf(txn, s.Settings)
+	o, found := tables.OverlayOf(txn, s.Settings)
 	if !found {
 		return key, nil, errors.New("there is no overlay device yet")
 	}

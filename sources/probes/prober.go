@@ -143,12 +143,12 @@ func (p *prober) stop(now time.Duration, forGood bool) (err error) {
 // prepare opens the socket for the overlay as it is, and returns the key to prove probes with.
 func (p *prober) prepare() (key bpf.OverlayKey, err error) {
 	txn := p.DB.ReadTxn()
-	key, found := frames.KeyOf(txn, p.Keys)
+	key, found := tables.OwnOverlayKey(txn, p.Keys)
 	if !found {
 		p.closeTransport()
 		return key, errNoKey
 	}
-	o, found := frames.OverlayOf(txn, p.Settings)
+	o, found := tables.OverlayOf(txn, p.Settings)
 	if !found {
 		p.closeTransport()
 		return key, fmt.Errorf("%w: there is no overlay device yet", errNotProbed)
