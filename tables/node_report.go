@@ -48,7 +48,9 @@ func (c *ReportContents) Policy(id PolicyID) *ReportedPolicy {
 
 // TableHeader implements [statedb.TableWritable].
 func (*NodeReport) TableHeader() []string {
-	return []string{"Node", "AgentVersion", "Egress", "Failed", "Problems", "Omitted", "Errors"}
+	return []string{"Node", "AgentVersion", "Egress", "Failed", "Problems", "Omitted", "EgressVoters",
+		"Errors",
+	}
 }
 
 // TableRow implements [statedb.TableWritable].
@@ -61,7 +63,8 @@ func (r *NodeReport) TableRow() []string {
 	}
 	return []string{
 		r.Node, orDash(r.AgentVersion), orDash(r.Summary.Egress), strconv.Itoa(r.Summary.Failed),
-		listColumn(problems, ", "), strconv.Itoa(r.Omitted), errorColumn(r.Errors),
+		listColumn(problems, ", "), strconv.Itoa(r.Omitted),
+		strconv.FormatUint(uint64(r.EgressVoters), 10), errorColumn(r.Errors),
 	}
 }
 

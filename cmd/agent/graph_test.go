@@ -54,7 +54,7 @@ func TestGraph(t *testing.T) {
 	}
 	// But with --endpoint-source=cilium, --egress-ips, and --egress-bgp.
 	unread := []string{"cilium-endpoints", "cilium-nodes", "identities", "egress-ip-pools",
-		"egress-bgp-peers"}
+		"egress-voters", "egress-bgp-peers"}
 	for name, n := range nodes {
 		switch n.Kind {
 		case api.KindSource:

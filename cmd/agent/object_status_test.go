@@ -183,6 +183,19 @@ func (w *fakeWriter) eventsCommand() script.Cmd {
 	})
 }
 
+// objectCommand prints an object of the whole cluster, as it is in the API server.
+func (w *fakeWriter) objectCommand() script.Cmd {
+	return script.Command(script.CmdUsage{Summary: "Print an object", Args: "resource name"},
+		func(_ *script.State, args ...string) (script.WaitFunc, error) {
+			if len(args) != 2 {
+				return nil, script.ErrUsage
+			}
+			return func(*script.State) (string, string, error) {
+				return string(w.api.Get(args[0], "", args[1])), "", nil
+			}, nil
+		})
+}
+
 func (w *fakeWriter) statusCommand() script.Cmd {
 	return script.Command(script.CmdUsage{Summary: "Print the conditions of an object", Args: "resource namespace/name"},
 		func(_ *script.State, args ...string) (script.WaitFunc, error) {

@@ -143,7 +143,7 @@ func (c *cluster) commands() map[string]script.Cmd {
 			return c.hive.Start(c.log, ctx)
 		}),
 	}
-	cmds["k8s/events"] = c.writer.eventsCommand()
+	cmds["k8s/events"], cmds["k8s/object"] = c.writer.eventsCommand(), c.writer.objectCommand()
 	cmds["verdicts"], cmds["routes"] = c.verdicts(), c.routes()
 	cmds["agent/flags"] = script.Command(
 		script.CmdUsage{Summary: "Construct the agent with more flags, before it is started", Args: "flag..."},

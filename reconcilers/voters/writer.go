@@ -27,7 +27,6 @@ import (
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/tools/record"
 
-	"github.com/sluice-net/sluice/sources/objects"
 	"github.com/sluice-net/sluice/tables"
 )
 
@@ -98,7 +97,7 @@ func (w *writer) Update(
 		if row.From.UID != "" {
 			w.events.Event(&corev1.ObjectReference{
 				APIVersion: "v1", Kind: "ConfigMap", Namespace: w.namespace,
-				Name: objects.EgressVotersName, UID: types.UID(row.From.UID),
+				Name: tables.EgressVotersName, UID: types.UID(row.From.UID),
 			}, "Warning", reasonStuck, "Egress addresses may be unable to move: "+row.Problem)
 		}
 		return errors.New(row.Problem)
@@ -115,16 +114,16 @@ func (w *writer) Update(
 		err = w.replace(ctx, row.From, text)
 	}
 	if err != nil { // also a conflict: there is a newer object, and soon a row of that
-		return fmt.Errorf("write ConfigMap %s/%s: %w", w.namespace, objects.EgressVotersName, err)
+		return fmt.Errorf("write ConfigMap %s/%s: %w", w.namespace, tables.EgressVotersName, err)
 	}
 	return nil
 }
 
 // encode returns the set as the object has it.
 func encode(row *tables.WantedEgressVoters) (string, error) {
-	set := objects.EgressVoterSet{Generation: int64(row.Generation)}
+	set := tables.EgressVoterSet{Generation: int64(row.Generation)}
 	for _, v := range row.Voters {
-		set.Voters = append(set.Voters, objects.EgressVoter{Node: v.Node, Addr: v.Addr.String()})
+		set.Voters = append(set.Voters, tables.EgressVoterInObject{Node: v.Node, Addr: v.Addr.String()})
 	}
 	data, err := json.Marshal(set)
 	if err != nil {
@@ -137,8 +136,8 @@ func encode(row *tables.WantedEgressVoters) (string, error) {
 func (w *writer) create(ctx context.Context, text string) error {
 	object := &unstructured.Unstructured{Object: map[string]any{
 		"apiVersion": "v1", "kind": "ConfigMap",
-		"metadata": map[string]any{"name": objects.EgressVotersName, "namespace": w.namespace},
-		"data":     map[string]any{objects.EgressVotersKey: text},
+		"metadata": map[string]any{"name": tables.EgressVotersName, "namespace": w.namespace},
+		"data":     map[string]any{tables.EgressVotersKey: text},
 	}}
 	_, err := w.client.Resource(resource).Namespace(w.namespace).Create(ctx, object,
 		metav1.CreateOptions{FieldManager: fieldManager})
@@ -149,13 +148,13 @@ func (w *writer) create(ctx context.Context, text string) error {
 func (w *writer) replace(ctx context.Context, from tables.ObjectVersion, text string) error {
 	patch, err := json.Marshal(map[string]any{
 		"metadata": from,
-		"data":     map[string]any{objects.EgressVotersKey: text},
+		"data":     map[string]any{tables.EgressVotersKey: text},
 	})
 	if err != nil {
 		return err
 	}
 	_, err = w.client.Resource(resource).Namespace(w.namespace).Patch(ctx,
-		objects.EgressVotersName, types.MergePatchType, patch,
+		tables.EgressVotersName, types.MergePatchType, patch,
 		metav1.PatchOptions{FieldManager: fieldManager})
 	return err
 }

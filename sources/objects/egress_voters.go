@@ -18,38 +18,18 @@ import (
 	"github.com/sluice-net/sluice/tables"
 )
 
-// EgressVotersName is the name of the ConfigMap with the nodes that vote on egress addresses, in
-// the namespace of the agents. Its data has one key, EgressVotersKey, with an [EgressVoterSet] in
-// JSON.
-const (
-	EgressVotersName = "sluice-egress-voters"
-	EgressVotersKey  = "voters"
-)
-
-// EgressVoterSet is a set of nodes that vote, as the ConfigMap has it.
-type EgressVoterSet struct {
-	Generation int64         `json:"generation"` // 1 to 1<<32 - 1
-	Voters     []EgressVoter `json:"voters"`     // 1 to [tables.MaxEgressVoters], in any order
-}
-
-// EgressVoter is a node that votes, as the ConfigMap has it.
-type EgressVoter struct {
-	Node string `json:"node"`
-	Addr string `json:"addr"` // its underlay address
-}
-
 // configMap is the one ConfigMap that is read.
 type configMap struct {
 	object
 	Data struct {
-		Voters string `json:"voters"` // EgressVotersKey
+		Voters string `json:"voters"` // [tables.EgressVotersKey]
 	} `json:"data" protobuf:"bytes,2,map"`
 }
 
 // EgressVotersKind returns the kind of the ConfigMap, of which no other one is read, with
 // --egress-ips.
 func EgressVotersKind(namespace tables.AgentNamespace) *Kind {
-	only := tables.Name{Namespace: string(namespace), Name: EgressVotersName}
+	only := tables.Name{Namespace: string(namespace), Name: tables.EgressVotersName}
 	return &Kind{
 		Version: "v1", Kind: "ConfigMap", Resource: "configmaps", Namespaced: true,
 		Protobuf: true, Only: only,
@@ -93,21 +73,21 @@ func operatorVotersKind(namespace tables.AgentNamespace) *Kind {
 // not known.
 func egressVoters(o *configMap, errs *fieldErrors) *tables.EgressVoters {
 	if len(*errs) == 0 && o.Data.Voters == "" {
-		errs.add("data."+EgressVotersKey, "required")
+		errs.add("data."+tables.EgressVotersKey, "required")
 	}
 	if len(*errs) > 0 {
 		return &tables.EgressVoters{Error: errs.String()}
 	}
 	row, err := parseEgressVoters(o.Data.Voters)
 	if err != nil {
-		return &tables.EgressVoters{Error: "data." + EgressVotersKey + ": " + err.Error()}
+		return &tables.EgressVoters{Error: "data." + tables.EgressVotersKey + ": " + err.Error()}
 	}
 	return row
 }
 
 // parseEgressVoters parses a set, with its nodes in the order of their names.
 func parseEgressVoters(text string) (*tables.EgressVoters, error) {
-	set := EgressVoterSet{}
+	set := tables.EgressVoterSet{}
 	d := json.NewDecoder(bytes.NewReader([]byte(text)))
 	d.DisallowUnknownFields()
 	if err := d.Decode(&set); err != nil {

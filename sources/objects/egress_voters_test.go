@@ -36,7 +36,7 @@ func decodeVoters(t *testing.T, data []byte) *tables.EgressVoters {
 }
 
 func TestEgressVoters(t *testing.T) {
-	data := votersObject(t, EgressVotersName, `{"generation": 4294967295, "voters": [
+	data := votersObject(t, tables.EgressVotersName, `{"generation": 4294967295, "voters": [
 		{"node": "node-2", "addr": "fd00::2"}, {"node": "node-1", "addr": "10.0.0.1"}]}`)
 	want := &tables.EgressVoters{
 		Generation: 1<<32 - 1,
@@ -99,7 +99,7 @@ func TestWrongEgressVoters(t *testing.T) {
 		set(one + `, {"node": "node-1", "addr": "10.0.0.2"}`): `voters[1]: "node-1" or 10.0.0.2 is that of a voter before`,
 		set(one + `, {"node": "node-2", "addr": "10.0.0.1"}`): `voters[1]: "node-2" or 10.0.0.1 is that of a voter before`,
 	} {
-		row := decodeVoters(t, votersObject(t, EgressVotersName, text))
+		row := decodeVoters(t, votersObject(t, tables.EgressVotersName, text))
 		require.Contains(t, row.Error, "data.voters: "+reason, text)
 		require.Empty(t, row.Voters, text)
 		require.Zero(t, row.Generation, text)
@@ -112,7 +112,7 @@ func TestWrongEgressVoters(t *testing.T) {
 	} {
 		var o map[string]any
 		require.NoError(t, json.Unmarshal([]byte(object), &o))
-		o["metadata"] = map[string]any{"name": EgressVotersName, "namespace": "agents"}
+		o["metadata"] = map[string]any{"name": tables.EgressVotersName, "namespace": "agents"}
 		data, err := json.Marshal(o)
 		require.NoError(t, err)
 		require.Equal(t, &tables.EgressVoters{Error: reason}, decodeVoters(t, data))
@@ -135,7 +135,7 @@ func TestOtherConfigMaps(t *testing.T) {
 		return o
 	}
 	set := `{"generation": 1, "voters": [{"node": "node-1", "addr": "10.0.0.1"}]}`
-	own := put(votersObject(t, EgressVotersName, set))
+	own := put(votersObject(t, tables.EgressVotersName, set))
 	other := put(votersObject(t, "other", set))
 	require.Equal(t, 1, store.Rows())
 	require.NoError(t, store.Delete(wtxn, other.Name))

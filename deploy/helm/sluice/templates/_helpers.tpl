@@ -105,6 +105,11 @@ port: {{ include "sluice.port" $address }}
 {{- if ne (toString (index .Values.flags "object-status")) "false" -}}true{{- end -}}
 {{- end -}}
 
+{{- /* Whether agents have NodeReports: for that, and to acknowledge the nodes that vote on egress addresses. */ -}}
+{{- define "sluice.nodeReports" -}}
+{{- if or (include "sluice.objectStatus" .) (include "sluice.egressIPs" .) -}}true{{- end -}}
+{{- end -}}
+
 {{- /* Whether there is a CNI plugin, with which agents announce new pods to each other. */ -}}
 {{- define "sluice.cniPlugin" -}}
 {{- $flags := .Values.flags -}}

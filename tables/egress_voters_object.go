@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tables
+
+// EgressVotersName is the name of the ConfigMap with the nodes that vote on egress addresses, in
+// the namespace of the agents. Its data has one key, EgressVotersKey, with an [EgressVoterSet] in
+// JSON.
+const (
+	EgressVotersName = "sluice-egress-voters"
+	EgressVotersKey  = "voters"
+)
+
+// EgressVoterSet is a set of nodes that vote, as the ConfigMap has it.
+type EgressVoterSet struct {
+	Generation int64                 `json:"generation"` // 1 to 1<<32 - 1
+	Voters     []EgressVoterInObject `json:"voters"`     // 1 to MaxEgressVoters, in any order
+}
+
+// EgressVoterInObject is a node that votes, as the ConfigMap has it.
+type EgressVoterInObject struct {
+	Node string `json:"node"`
+	Addr string `json:"addr"` // its underlay address
+}
