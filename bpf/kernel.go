@@ -5,6 +5,7 @@ package bpf
 import (
 	"errors"
 	"fmt"
+	"iter"
 	"unsafe"
 
 	"github.com/cilium/ebpf"
@@ -68,6 +69,11 @@ func kernelType(m *ebpf.Map) Spec {
 // DumpKernel returns all entries of a map of the kernel, in no particular order.
 func DumpKernel[K, V comparable](m *ebpf.Map) ([]Entry[K, V], error) {
 	return (&kernelMap[K, V]{spec: kernelType(m), m: m}).Dump()
+}
+
+// WalkKernel returns the entries of a map of the kernel, in batches and in no particular order.
+func WalkKernel[K, V comparable](m *ebpf.Map) iter.Seq2[[]Entry[K, V], error] {
+	return (&kernelMap[K, V]{spec: kernelType(m), m: m}).Walk()
 }
 
 func (t *kernelMap[K, V]) Spec() Spec { return t.spec }

@@ -96,7 +96,10 @@ func DecodeLedger(sample []byte) (r LedgerRecord, err error) {
 }
 
 // Ledger are the maps of a ledger that is on.
-type Ledger struct{ Records, Missing *ebpf.Map }
+type Ledger struct {
+	Records, Missing *ebpf.Map
+	NAT4, NAT6       *ebpf.Map // of translations, which the kernel evicts without a record
+}
 
 // Missed returns how many records did not fit, and how many of them were told.
 func (l *Ledger) Missed() (missed, told uint64, err error) {

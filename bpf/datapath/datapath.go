@@ -273,7 +273,10 @@ func (d *Datapath) Metrics() *ebpf.Map { return d.Map(MetricsMap) }
 // Ledger returns the maps of the ledger, nil unless programs are loaded that write one.
 func (d *Datapath) Ledger() *bpf.Ledger {
 	if c := d.loaded.Load(); c != nil && d.ledger {
-		return &bpf.Ledger{Records: c.Maps[bpf.LedgerMap], Missing: c.Maps[bpf.MissingMap]}
+		return &bpf.Ledger{
+			Records: c.Maps[bpf.LedgerMap], Missing: c.Maps[bpf.MissingMap],
+			NAT4: c.Maps[natmap.Name4], NAT6: c.Maps[natmap.Name6],
+		}
 	}
 	return nil
 }

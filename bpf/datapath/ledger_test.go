@@ -207,8 +207,28 @@ func TestLedgerReused(t *testing.T) {
 	})
 }
 
-// TestLedgerEvicted: the kernel evicts records from a full map, and nothing sees it. If the flow goes
-// on it begins again, in the ledger too.
+// TestLedgerMoved: if a pod moves to another node, its translation is another one.
+func TestLedgerMoved(t *testing.T) {
+	eachLedger(t, func(g gatewayOf) {
+		if g.pod != g.RemotePod {
+			return
+		}
+		packet := request(g.transport, g.RemotePod, g.Server)
+		port := portOf(g.translated(g.fromOverlay(second(), packet...), g.Egress), g.transport)
+		g.livesOn(g.RemotePod, third())
+		g.translated(g.fromOverlay(third(), packet...), g.Egress)
+		records := g.recorded()
+		require.Len(g, records, 3)
+		g.is(records[0], bpf.LedgerBegin, g.Egress, port)
+		g.is(records[1], bpf.LedgerBegin, g.Egress, port)
+		g.is(records[2], bpf.LedgerRenewed, g.Egress, port)
+		require.Equal(g, records[0].Began, records[2].Began)
+		require.Greater(g, records[1].Began, records[0].Began)
+	})
+}
+
+// TestLedgerEvicted: the kernel evicts records from a full map, and no program sees it. If the flow
+// goes on it begins again, in the ledger too. The agent finds the end of the first.
 func TestLedgerEvicted(t *testing.T) {
 	eachLedger(t, func(g gatewayOf) {
 		port := portOf(g.translated(g.first(), g.Egress), g.transport)

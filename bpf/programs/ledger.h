@@ -3,7 +3,8 @@
 /* The ledger: which pod has an egress address and port towards a destination, from when to when.
  * A pod has it as long as there is the record for its replies (IN in translation.h). So what
  * inserts such a record tells the ledger that it begins, and what removes one that it ends. That
- * the kernel evicts one from a full map, no program sees: then there is no end.
+ * the kernel evicts one from a full map, no program sees: the agent finds it missing
+ * (reconcilers/ledger/open.go).
  *
  * An end may be written after the next begin with the same port: it names the time of its begin.
  * Nothing wakes the agent, as that takes longer than to write a record: it looks often. */

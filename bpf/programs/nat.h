@@ -30,8 +30,9 @@ SUBPROGRAM int nat_complete(const struct tuple *flow, const struct translation *
 	if (!is_owner(&owner, flow))
 		return 0;
 	if (!same_address(&to->tunnel, tunnel)) { /* the pod has moved */
-		nat_record(&replies, TUPLE_IN | NAT_KNOWN | NAT_COUNTER(to->counter), &flow->saddr,
-			   flow->sport, tunnel);
+		if (!nat_record(&replies, TUPLE_IN | NAT_KNOWN | NAT_COUNTER(to->counter),
+				&flow->saddr, flow->sport, tunnel))
+			ledger_end(&replies, &owner, LEDGER_RENEWED);
 		nat_record(flow, TUPLE_OUT | NAT_KNOWN | NAT_COUNTER(to->counter), &to->addr, to->port,
 			   tunnel);
 	}

@@ -135,7 +135,10 @@ var Dataflow = cell.Group(
 	ctgc.Cell,
 
 	// Which pod had an egress address and port, if it is to be recorded.
-	cell.Provide(func(d *datapath.Datapath) ledger.Maps { return d.Ledger }),
+	cell.Provide(
+		func(d *datapath.Datapath) ledger.Maps { return d.Ledger },
+		func(c Config) ledger.StateDir { return ledger.StateDir(c.StateDir) },
+	),
 	ledger.Cell,
 
 	// Kernel parameters.

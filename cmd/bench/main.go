@@ -5,6 +5,7 @@
 //	control   the agent with egress policies, from the change of a table to the kernel's map
 //	policy    the same with network policies, beside another policy engine if one is given
 //	programs  what each BPF program costs a packet, over an empty program
+//	ledger    what the ledger costs packets and connections, beside the same without
 //	gc        removal of connections that have ended, beside the seed's way
 //
 // The benchmark writes the agent's base tables itself, in the place of sources. As root it runs
@@ -51,10 +52,11 @@ const (
 	partControl  = "control"
 	partPolicy   = "policy"
 	partPrograms = "programs"
+	partLedger   = "ledger"
 	partGC       = "gc"
 )
 
-var allParts = []string{partControl, partPolicy, partPrograms, partGC}
+var allParts = []string{partControl, partPolicy, partPrograms, partLedger, partGC}
 
 // options are those of all parts.
 type options struct {
@@ -75,7 +77,7 @@ func (o *options) flags(flags *pflag.FlagSet) {
 	)
 	flags.BoolVar(
 		&o.short, "short", false,
-		"measure policy, programs and gc just long enough to see that this works; the figures mean little",
+		"measure all but control just long enough to see that this works; the figures mean little",
 	)
 	flags.StringVar(&o.mode, "bpf", "auto", "where the maps are: auto, kernel, memory")
 	flags.StringVar(&o.profile, "cpuprofile", "", "file to which a CPU profile is written")
@@ -95,7 +97,9 @@ func (o *options) flags(flags *pflag.FlagSet) {
 		&o.programs.packets, "program-packets", 200_000,
 		"packets by which each program's way is measured in a round",
 	)
-	flags.IntVar(&o.programs.rounds, "program-rounds", 3, "rounds of measuring programs")
+	flags.IntVar(
+		&o.programs.rounds, "program-rounds", 3, "rounds of measuring programs and the ledger",
+	)
 	o.policy, o.gc = policyFlags(flags), gcFlags(flags)
 }
 
@@ -178,6 +182,7 @@ func (o *options) measure(ctx context.Context, p site) error {
 		{partControl, false, func() error { return measureControl(os.Stdout, p, o.control) }},
 		{partPolicy, false, func() error { _, err := measurePolicies(os.Stdout, p, o.policy); return err }},
 		{partPrograms, true, func() error { return measurePrograms(ctx, os.Stdout, o.programs) }},
+		{partLedger, true, func() error { return measureLedger(ctx, os.Stdout, o.programs) }},
 		{partGC, true, func() error { return measureGC(ctx, os.Stdout, o.gc) }},
 	} {
 		if !o.has(part.name) {

@@ -19,6 +19,7 @@ import (
 	"github.com/sluice-net/sluice/reconcilers/attach"
 	"github.com/sluice-net/sluice/reconcilers/cni"
 	"github.com/sluice-net/sluice/reconcilers/egressip"
+	"github.com/sluice-net/sluice/reconcilers/ledger"
 	"github.com/sluice-net/sluice/reconcilers/sysctl"
 	sourcescni "github.com/sluice-net/sluice/sources/cni"
 )
@@ -153,7 +154,7 @@ func cleanupError(err error) error {
 }
 
 // stateFiles are the names of the agent's files in its state directory.
-var stateFiles = []string{"sysctls.json", "sysctls-*", "check"}
+var stateFiles = []string{"sysctls.json", "sysctls-*", "check", ledger.StateFile}
 
 // removeState removes the agent's files, and the directory if there was nothing
 // else in it.

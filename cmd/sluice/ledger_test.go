@@ -86,7 +86,7 @@ func TestLedgerOfAgent(t *testing.T) {
 		return startAgent(t, append([]string{"--bpf=kernel", "--bpffs=" + bpffs, "--map-size-ct-tcp=4096",
 			"--map-size-ct-any=4096", "--map-size-nat=4096"}, flags...)...)
 	}
-	on := []string{"--ledger-file=" + file, "--ledger-buffer=65536"}
+	on := []string{"--ledger-file=" + file, "--ledger-buffer=65536", "--state-dir=" + t.TempDir()}
 	p := run(on...)
 	ct, err := ctmap.OpenAll(bpf.MapsDir(bpffs))
 	require.NoError(t, err)
@@ -123,13 +123,35 @@ func TestLedgerOfAgent(t *testing.T) {
 	require.WithinDuration(t, time.Now(), first.Until, time.Minute)
 
 	p.stop(t, syscall.SIGTERM)
+	n.track(unix.IPPROTO_TCP, "10.1.0.5:40001", "198.51.100.10:80", ctmap.SeenNonSYN, 9000,
+		"203.0.113.102:40001")
 	p = run(on...)
 	n.track(unix.IPPROTO_UDP, "10.1.0.5:5353", "198.51.100.53:53", 0, 9000, "203.0.113.102:5353")
 	r = n.run("ct", "flush", "--port=53")
 	require.Equal(t, exitOK, r.code, r.stderr)
 	await.True(t, func() bool { return len(held()) == 2 })
 
+	// What goes while no agent runs has an end too.
+	p.stop(t, syscall.SIGTERM)
+	replies := ctmap.Tuple{
+		Source:      netip.MustParseAddrPort("198.51.100.10:80"),
+		Destination: netip.MustParseAddrPort("203.0.113.102:40001"),
+		Protocol:    unix.IPPROTO_TCP, Flags: ctmap.In,
+	}
+	require.NoError(t, n.nat[natmap.Name4].Delete(replies))
+	p = run(on...)
+	await.True(t, func() bool { return len(held()) == 3 })
+	require.Contains(t, ends(held()), "10.1.0.5:40001 unknown")
+
 	p.stop(t, syscall.SIGTERM)
 	run()
 	require.NoFileExists(t, pinned)
+}
+
+// ends returns which addresses of pods have ended, and why.
+func ends(held []ledger.Held) (all []string) {
+	for _, h := range held {
+		all = append(all, h.PodAddress.String()+" "+h.EndReason)
+	}
+	return all
 }

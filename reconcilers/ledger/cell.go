@@ -30,11 +30,17 @@ var Cell = cell.Module(
 
 // Config says where the ledger is written to.
 type Config struct {
-	LedgerFile         string
-	LedgerMaxSize      int
-	LedgerMaxFiles     int
-	LedgerOTLPEndpoint string `mapstructure:"ledger-otlp-endpoint"`
-	LedgerBuffer       uint32
+	LedgerFile     string
+	LedgerMaxSize  int
+	LedgerMaxFiles int
+	LedgerBuffer   uint32
+
+	LedgerOTLPEndpoint    string `mapstructure:"ledger-otlp-endpoint"`
+	LedgerOTLPCAFile      string `mapstructure:"ledger-otlp-ca-file"`
+	LedgerOTLPCertFile    string `mapstructure:"ledger-otlp-cert-file"`
+	LedgerOTLPKeyFile     string `mapstructure:"ledger-otlp-key-file"`
+	LedgerOTLPHeadersFile string `mapstructure:"ledger-otlp-headers-file"`
+	LedgerOTLPInsecure    bool   `mapstructure:"ledger-otlp-insecure"`
 }
 
 // DefaultFile is where the ledger is looked for.
@@ -55,7 +61,18 @@ func (c Config) Flags(flags *pflag.FlagSet) {
 		"Number of these files, with those that are put aside")
 	flags.String("ledger-otlp-endpoint", c.LedgerOTLPEndpoint,
 		"Server of OTLP/HTTP to send the same records to as OpenTelemetry logs, such as "+
-			"http://collector:4318; empty: none")
+			"https://collector:4318; empty: none")
+	flags.String("ledger-otlp-ca-file", c.LedgerOTLPCAFile,
+		"File with the certificates, in PEM, by which that server is known; empty: the system's")
+	flags.String("ledger-otlp-cert-file", c.LedgerOTLPCertFile,
+		"File with the certificate, in PEM, that the agent shows to that server; empty: none")
+	flags.String("ledger-otlp-key-file", c.LedgerOTLPKeyFile,
+		"File with the key of that certificate, in PEM")
+	flags.String("ledger-otlp-headers-file", c.LedgerOTLPHeadersFile,
+		"File with headers for that server, such as Authorization, a line of NAME: VALUE each; "+
+			"empty: none")
+	flags.Bool("ledger-otlp-insecure", c.LedgerOTLPInsecure,
+		"Send records, and these headers, to a server with http, which does not encrypt them")
 	flags.Uint32("ledger-buffer", c.LedgerBuffer,
 		"Buffer of these records in the kernel in bytes, a power of two: there is none without a ledger")
 }
@@ -78,12 +95,7 @@ func (c Config) validate() error {
 		return fmt.Errorf("--ledger-buffer %d: want a power of two from %d to %d bytes",
 			n, page, maxBuffer)
 	}
-	if c.LedgerOTLPEndpoint != "" {
-		if _, err := parseEndpoint(c.LedgerOTLPEndpoint); err != nil {
-			return fmt.Errorf("--ledger-otlp-endpoint %q: %w", c.LedgerOTLPEndpoint, err)
-		}
-	}
-	return nil
+	return c.validateOTLP()
 }
 
 // buffer tells the programs whether to write a ledger.
@@ -106,6 +118,7 @@ type params struct {
 	Endpoints  statedb.Table[*tables.Endpoint]
 	Nodes      statedb.Table[*tables.Node]
 	LocalNode  tables.LocalNode
+	StateDir   StateDir `optional:"true"`
 	Jobs       job.Group
 	Registerer prometheus.Registerer `optional:"true"`
 }
@@ -124,19 +137,18 @@ func register(p params) error {
 		return nil
 	}
 	r := &reader{
-		maps: p.Maps, metrics: m,
+		maps: p.Maps, metrics: m, stateDir: p.StateDir, compareEvery: compareInterval,
 		names: names{db: p.DB, endpoints: p.Endpoints, nodes: p.Nodes},
 	}
 	if path := p.Config.LedgerFile; path != "" {
 		out := newFile(path, p.Config.LedgerMaxSize, p.Config.LedgerMaxFiles)
 		r.queues = append(r.queues, newQueue("file", out, true, m))
 	}
-	if text := p.Config.LedgerOTLPEndpoint; text != "" {
-		endpoint, err := parseEndpoint(text)
+	if p.Config.LedgerOTLPEndpoint != "" {
+		out, err := newOTLP(p.Config, p.LocalNode.Name)
 		if err != nil {
-			return fmt.Errorf("--ledger-otlp-endpoint %q: %w", text, err)
+			return err
 		}
-		out := newOTLP(endpoint, p.LocalNode.Name)
 		r.queues = append(r.queues, newQueue("otlp", out, false, m))
 	}
 	p.Jobs.Add(job.OneShot("record", r.run))

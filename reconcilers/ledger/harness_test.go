@@ -4,6 +4,7 @@ package ledger
 
 import (
 	"context"
+	"maps"
 	"net/netip"
 	"os"
 	"sync"
@@ -240,17 +241,25 @@ func (a *agent) says(part string, level cell.Level) (message string) {
 // records returns the value of a metric of records.
 func (a *agent) records(output, outcome string) float64 {
 	a.Helper()
-	all, err := a.registry.Gather()
-	require.NoError(a, err)
+	return gathered(a, a.registry, "sluice_ledger_records_total",
+		map[string]string{"output": output, "outcome": outcome})
+}
+
+// gathered returns the value of a counter or gauge, 0 if there is none.
+func gathered(
+	t testing.TB, from prometheus.Gatherer, name string, labels map[string]string,
+) float64 {
+	t.Helper()
+	all, err := from.Gather()
+	require.NoError(t, err)
 	for _, family := range all {
 		for _, m := range family.Metric {
-			labels := map[string]string{}
+			found := map[string]string{}
 			for _, l := range m.Label {
-				labels[l.GetName()] = l.GetValue()
+				found[l.GetName()] = l.GetValue()
 			}
-			if family.GetName() == "sluice_ledger_records_total" &&
-				labels["output"] == output && labels["outcome"] == outcome {
-				return m.Counter.GetValue()
+			if family.GetName() == name && maps.Equal(found, labels) {
+				return m.Counter.GetValue() + m.Gauge.GetValue()
 			}
 		}
 	}

@@ -120,8 +120,6 @@ func TestConfig(t *testing.T) {
 		{"--ledger-max-size=0", "--ledger-max-size 0: want 1 MiB at least"},
 		{"--ledger-max-files=1", "--ledger-max-files 1: want 2 at least"},
 		{"--ledger-buffer=100000", "--ledger-buffer 100000: want a power of two from"},
-		{"--ledger-otlp-endpoint=collector:4318", `--ledger-otlp-endpoint "collector:4318": want http://HOST:PORT`},
-		{"--ledger-otlp-endpoint=http://", `--ledger-otlp-endpoint "http://": want http://HOST:PORT`},
 	} {
 		_, err := tryStart(t, func() *bpf.Ledger { return nil }, tc.flag)
 		require.ErrorContains(t, err, tc.want)

@@ -11,6 +11,8 @@ import (
 type metrics struct {
 	records *prometheus.CounterVec
 	used    prometheus.Gauge
+	open    prometheus.Gauge
+	found   *prometheus.CounterVec
 	missed  prometheus.CounterFunc
 }
 
@@ -25,6 +27,14 @@ func newMetrics(maps func() *bpf.Ledger) *metrics {
 			Name: "sluice_ledger_buffer_ratio",
 			Help: "How full the kernel's buffer of the ledger was when it was last read.",
 		}),
+		open: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "sluice_ledger_open_translations",
+			Help: "Translations that have begun and have no end in the ledger yet.",
+		}),
+		found: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "sluice_ledger_ends_found_total",
+			Help: "Ends in the ledger that no program has recorded, by their reason.",
+		}, []string{"reason"}),
 		missed: prometheus.NewCounterFunc(prometheus.CounterOpts{
 			Name: "sluice_ledger_missed_total",
 			Help: "Records of the ledger that the kernel's buffer had no room for.",
@@ -43,7 +53,7 @@ func newMetrics(maps func() *bpf.Ledger) *metrics {
 }
 
 func (m *metrics) register(r prometheus.Registerer) error {
-	for _, c := range []prometheus.Collector{m.records, m.used, m.missed} {
+	for _, c := range []prometheus.Collector{m.records, m.used, m.open, m.found, m.missed} {
 		if err := r.Register(c); err != nil {
 			return err
 		}

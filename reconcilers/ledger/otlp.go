@@ -9,7 +9,6 @@ import (
 	"io"
 	"net/http"
 	"net/netip"
-	"net/url"
 	"strings"
 	"time"
 
@@ -25,38 +24,27 @@ const (
 	otlpMaxReply = 1 << 16
 )
 
-// otlp sends records as OpenTelemetry logs, by OTLP/HTTP with protobuf.
+// otlp sends records as OpenTelemetry logs, by OTLP/HTTP with protobuf. It reads the files of
+// certificates when it connects, and again after each failure, and headers each time.
 type otlp struct {
-	client   *http.Client
+	config   Config
 	endpoint string
+	client   *http.Client // nil: to be made
 	resource *resource.Resource
 }
 
-// parseEndpoint returns the address of a server of OTLP/HTTP. A base URL gets the path for logs.
-func parseEndpoint(text string) (string, error) {
-	u, err := url.Parse(text)
+func newOTLP(config Config, node string) (*otlp, error) {
+	endpoint, err := parseEndpoint(config.LedgerOTLPEndpoint)
 	if err != nil {
-		return "", err
+		return nil, err
 	}
-	if u.Scheme != "http" && u.Scheme != "https" || u.Host == "" {
-		return "", fmt.Errorf("want http://HOST:PORT or https://HOST:PORT")
-	}
-	if strings.Trim(u.Path, "/") == "" {
-		u.Path = "/v1/logs"
-	}
-	return u.String(), nil
-}
-
-func newOTLP(endpoint, node string) *otlp {
 	return &otlp{
-		client: &http.Client{Timeout: otlpTimeout, Transport: &http.Transport{
-			Proxy: http.ProxyFromEnvironment, MaxIdleConns: 1, IdleConnTimeout: time.Minute,
-		}},
-		endpoint: endpoint,
+		config:   config,
+		endpoint: endpoint.String(),
 		resource: &resource.Resource{Attributes: []*common.KeyValue{
 			text("service.name", "sluice"), text("k8s.node.name", node),
 		}},
-	}
+	}, nil
 }
 
 // write implements output. What the server refuses for good is lost.
@@ -72,12 +60,7 @@ func (o *otlp) write(ctx context.Context, records []Record) (done, lost int, err
 	if err != nil {
 		return 0, 0, fmt.Errorf("encode logs of the ledger: %w", err)
 	}
-	request, err := http.NewRequestWithContext(ctx, http.MethodPost, o.endpoint, bytes.NewReader(body))
-	if err != nil {
-		return 0, 0, fmt.Errorf("send logs of the ledger: %w", err)
-	}
-	request.Header.Set("Content-Type", "application/x-protobuf")
-	response, err := o.client.Do(request)
+	response, err := o.post(ctx, body)
 	if err != nil {
 		return 0, 0, fmt.Errorf("send logs of the ledger: %w", err)
 	}
@@ -88,7 +71,10 @@ func (o *otlp) write(ctx context.Context, records []Record) (done, lost int, err
 		return len(records), 0, nil // it has them
 	case code/100 == 2:
 		return len(records), min(rejected(reply), len(records)), nil
-	case code == http.StatusTooManyRequests, code == http.StatusBadGateway,
+	// OTLP says that what is refused for want of a right is not to be sent again. But it is the
+	// files that are wrong, and not the records.
+	case code == http.StatusUnauthorized, code == http.StatusForbidden,
+		code == http.StatusTooManyRequests, code == http.StatusBadGateway,
 		code == http.StatusServiceUnavailable, code == http.StatusGatewayTimeout:
 		return 0, 0, fmt.Errorf("send logs of the ledger to %s: %s", o.endpoint, response.Status)
 	default: // as OTLP says, it is not to be sent again
@@ -97,8 +83,37 @@ func (o *otlp) write(ctx context.Context, records []Record) (done, lost int, err
 	}
 }
 
+// post sends a request, and gives up the connection if that fails.
+func (o *otlp) post(ctx context.Context, body []byte) (*http.Response, error) {
+	headers, err := o.config.headers()
+	if err != nil {
+		return nil, err
+	}
+	if o.client == nil {
+		if o.client, err = o.config.newClient(); err != nil {
+			return nil, err
+		}
+	}
+	request, err := http.NewRequestWithContext(
+		ctx, http.MethodPost, o.endpoint, bytes.NewReader(body))
+	if err != nil {
+		return nil, err
+	}
+	request.Header = headers
+	request.Header.Set("Content-Type", "application/x-protobuf")
+	response, err := o.client.Do(request)
+	if err != nil {
+		_ = o.close()
+		return nil, o.config.explain(err)
+	}
+	return response, nil
+}
+
 func (o *otlp) close() error {
-	o.client.CloseIdleConnections()
+	if o.client != nil {
+		o.client.CloseIdleConnections()
+		o.client = nil
+	}
 	return nil
 }
 

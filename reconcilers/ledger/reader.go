@@ -19,6 +19,15 @@ import (
 const (
 	pollInterval = 50 * time.Millisecond // the kernel wakes nothing
 	retryRead    = time.Second
+
+	// compareInterval is after which time the kernel's translations are compared again with those
+	// that have no end. It is longer if a comparison takes more than a hundredth of it.
+	compareInterval = 10 * time.Second
+	compareRest     = 100 // times as long as one takes
+
+	// endDelay is how long after a translation is removed its end is recorded, at most: a program
+	// does the one right after the other.
+	endDelay = 2 * time.Second
 )
 
 // reader reads the ring buffer. It runs in one goroutine.
@@ -28,8 +37,14 @@ type reader struct {
 	queues  []*queue
 	metrics *metrics
 
+	stateDir     StateDir
+	compareEvery time.Duration
+
 	ledger *bpf.Ledger
 	told   uint64 // missing records that were told
+	open   *openSet
+	next   time.Time // when to compare again
+	readTo uint64    // all records of before are read, nanoseconds of CLOCK_MONOTONIC
 }
 
 // run reads until the context ends, and returns when all is written.
@@ -39,6 +54,7 @@ func (r *reader) run(ctx context.Context, health cell.Health) error {
 		<-ctx.Done()
 		return nil
 	}
+	r.open = newOpenSet(r.ledger)
 	var writers sync.WaitGroup
 	stopped := make(chan struct{})
 	errs := make([]error, len(r.queues))
@@ -61,6 +77,9 @@ func (r *reader) run(ctx context.Context, health cell.Health) error {
 	writers.Wait()
 	if err := errors.Join(errs...); err != nil {
 		return err // the next agent says that something may be missing
+	}
+	if err := r.open.save(r.stateDir); err != nil {
+		return err
 	}
 	return r.ledger.SetReading(bpf.LedgerReadCleanly)
 }
@@ -87,9 +106,20 @@ func (r *reader) read(ctx context.Context, health cell.Health) error {
 			if more, err = r.batch(ctx, rd); err != nil {
 				return err
 			}
+			if r.open.due() {
+				if err := r.compare(); err != nil {
+					return err
+				}
+			}
+			r.addEnded(ctx)
 		}
 		if stops {
 			return nil
+		}
+		if !time.Now().Before(r.next) {
+			if err := r.compare(); err != nil {
+				return err
+			}
 		}
 		select {
 		case <-ctx.Done():
@@ -114,6 +144,9 @@ func (r *reader) start(ctx context.Context) error {
 		reason = StartNew
 	}
 	r.add(ctx, []Record{{Time: time.Now().Round(0).UTC(), Event: Start, Reason: reason}})
+	if err := r.open.restore(r.stateDir, before == bpf.LedgerReadCleanly); err != nil {
+		return err
+	}
 	return r.ledger.SetReading(bpf.LedgerBeingRead)
 }
 
@@ -142,6 +175,7 @@ func (r *reader) batch(ctx context.Context, rd *ringbuf.Reader) (more bool, err 
 	txn, now, told := r.names.db.ReadTxn(), newClock(), r.told
 	for len(records) < batchSize {
 		if rd.AvailableBytes() == 0 {
+			r.readTo = uint64(now.monotonic)
 			break
 		}
 		err := rd.ReadInto(&sample)
@@ -161,9 +195,12 @@ func (r *reader) batch(ctx context.Context, rd *ringbuf.Reader) (more bool, err 
 		}
 		record := recordOf(&raw, now)
 		if addr := record.PodAddress.Addr(); record.Event == Begin {
-			record.setPod(r.names.begin(txn, addr, record.Time))
+			by := r.names.begin(txn, addr, record.Time)
+			record.setPod(by)
+			r.open.begin(&raw, by)
 		} else {
 			record.setPod(r.names.end(txn, addr, record.Began))
+			r.open.end(&raw)
 		}
 		records = append(records, record)
 	}
@@ -180,6 +217,32 @@ func (r *reader) batch(ctx context.Context, rd *ringbuf.Reader) (more bool, err 
 		return true, r.ledger.Tell(told)
 	}
 	return len(records) >= batchSize, nil
+}
+
+// compare finds translations that the kernel has evicted.
+func (r *reader) compare() error {
+	missed, _, err := r.ledger.Missed()
+	if err != nil {
+		return err
+	}
+	txn, now, begun := r.names.db.ReadTxn(), newClock(), time.Now()
+	err = r.open.compare(uint64(now.monotonic), missed, func(addr bpf.Address, began uint64) owner {
+		return r.names.end(txn, addr.Addr(), now.at(began))
+	})
+	r.next = time.Now().Add(max(r.compareEvery, compareRest*time.Since(begun)))
+	r.metrics.open.Set(float64(len(r.open.open)))
+	return err
+}
+
+// addEnded records ends that the kernel has not recorded.
+func (r *reader) addEnded(ctx context.Context) {
+	records := r.open.ended(r.readTo, batchSize, newClock())
+	for _, record := range records {
+		r.metrics.found.WithLabelValues(record.Reason).Inc()
+	}
+	if len(records) > 0 {
+		r.add(ctx, records)
+	}
 }
 
 func (r *reader) add(ctx context.Context, records []Record) {

@@ -38,6 +38,12 @@ const (
 	MissingOutput = "output" // this output could not be written
 )
 
+// Reasons of an end that the kernel does not record. Others are names of a [bpf.LedgerEvent].
+const (
+	EndEvicted = "evicted" // the kernel has evicted it from a full map
+	EndUnknown = "unknown" // its end is among missing records, or of when no agent was running
+)
+
 // Record is a line of the ledger.
 type Record struct {
 	Time   time.Time `json:"time"`
@@ -97,18 +103,28 @@ func (c clock) at(monotonic uint64) time.Time {
 
 // recordOf returns the line of a record of the kernel, without names.
 func recordOf(raw *bpf.LedgerRecord, c clock) Record {
-	r := Record{
-		Time: c.at(raw.Time), Event: Begin, ID: raw.Began,
+	if raw.Event != bpf.LedgerBegin {
+		return endOf(raw, raw.Event.String(), c)
+	}
+	return lineOf(raw, Begin, c)
+}
+
+// endOf returns the line of an end.
+func endOf(raw *bpf.LedgerRecord, reason string, c clock) Record {
+	r := lineOf(raw, End, c)
+	r.Reason = reason
+	r.Began, r.LastUsed = c.at(raw.Began), c.at(uint64(raw.Used)*uint64(time.Second))
+	return r
+}
+
+func lineOf(raw *bpf.LedgerRecord, event Event, c clock) Record {
+	return Record{
+		Time: c.at(raw.Time), Event: event, ID: raw.Began,
 		PodAddress:  addrPort(raw.Pod, raw.PodPort),
 		Protocol:    protocolName(raw.Protocol),
 		Egress:      addrPort(raw.Egress, raw.EgressPort),
 		Destination: addrPort(raw.Remote, raw.RemotePort),
 	}
-	if raw.Event != bpf.LedgerBegin {
-		r.Event, r.Reason = End, raw.Event.String()
-		r.Began, r.LastUsed = c.at(raw.Began), c.at(uint64(raw.Used)*uint64(time.Second))
-	}
-	return r
 }
 
 func addrPort(a bpf.Address, port [2]byte) netip.AddrPort {

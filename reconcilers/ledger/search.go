@@ -35,12 +35,6 @@ type Held struct {
 	EndReason string    `json:"endReason,omitempty"`
 }
 
-// Reasons of an end that no record says.
-const (
-	EndEvicted = "evicted" // another one begins with the same port: the kernel had evicted it before
-	EndUnknown = "unknown" // it went on when the ledger was switched off, or the node ended
-)
-
 // Answer is what the files say.
 type Answer struct {
 	Held    []Held   `json:"held"`    // in the order of their begin
@@ -156,11 +150,7 @@ func (s *search) take(r *Record) {
 			clear(s.open)
 		}
 	case Begin:
-		if i, ok := s.open[key]; ok {
-			if s.held[i].PodAddress == r.PodAddress { // its record was evicted, and made again
-				s.begun[identity{key, r.PodAddress, r.ID}] = i
-				return
-			}
+		if i, ok := s.open[key]; ok { // its end has not come yet
 			s.held[i].Until, s.held[i].EndReason = r.Time, EndEvicted
 		}
 		s.open[key] = len(s.held)

@@ -70,7 +70,7 @@ func TestSearch(t *testing.T) {
 		ended(5, -600, "web-0", 40000, 9, "expired"), // begun in a file that is gone
 		began(10, "web-1", 40000, 10),
 		began(11, "web-2", 40001, 11),
-		began(20, "web-3", 40002, 12), // evicted later
+		began(20, "web-3", 40002, 12), // evicted later, which no record says
 		ended(30, 10, "web-1", 40000, 10, "expired"),
 	)
 	writeLines(t, path,
@@ -78,6 +78,7 @@ func TestSearch(t *testing.T) {
 		began(41, "web-2", 40000, 14), // its record was evicted, and made again
 		Record{Time: second(45), Event: Missing, Reason: MissingBuffer, Count: 3},
 		began(50, "web-4", 40002, 15),
+		ended(41, 40, "web-2", 40000, 13, EndEvicted),
 		began(60, "web-5", 40000, 16), // the end of web-2 comes a moment later
 		ended(60, 41, "web-2", 40000, 14, "reused"),
 		Record{Time: second(70), Event: Start, Reason: StartStopped},
@@ -90,13 +91,14 @@ func TestSearch(t *testing.T) {
 		want []string
 	}{
 		{Question{Port: 40000}, []string{
-			"web-0:40000 -600..5 expired", "web-1:40000 10..30 expired", "web-2:40000 40..60 reused",
+			"web-0:40000 -600..5 expired", "web-1:40000 10..30 expired",
+			"web-2:40000 40..41 evicted", "web-2:40000 41..60 reused",
 			"web-5:40000 60..90 unknown", "web-6:40000 100..-",
 		}},
 		{Question{Port: 40000, At: second(-1)}, []string{"web-0:40000 -600..5 expired"}},
 		{Question{Port: 40000, At: second(10)}, []string{"web-1:40000 10..30 expired"}},
 		{Question{Port: 40000, At: second(35)}, nil},
-		{Question{Port: 40000, At: second(55)}, []string{"web-2:40000 40..60 reused"}},
+		{Question{Port: 40000, At: second(55)}, []string{"web-2:40000 41..60 reused"}},
 		{Question{Port: 40000, At: second(1000)}, []string{"web-6:40000 100..-"}},
 		{Question{Port: 40002}, []string{"web-3:40002 20..50 evicted", "web-4:40002 50..90 unknown"}},
 		{Question{Port: 4000}, nil},

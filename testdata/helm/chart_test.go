@@ -560,3 +560,30 @@ func TestLedger(t *testing.T) {
 	}
 	t.Fatal("no volume")
 }
+
+// The files that flags of the ledger name are those of a Secret.
+func TestLedgerSecret(t *testing.T) {
+	c, err := loadChart(deployDir)
+	require.NoError(t, err)
+	values := map[string]any{
+		"ledger": map[string]any{"secret": "collector"},
+		"flags": map[string]any{
+			"ledger-otlp-endpoint": "https://collector:4318",
+			"ledger-otlp-ca-file":  "/etc/sluice/ledger/ca.crt",
+		},
+	}
+	rendered, err := render(c, values, kubeVersion)
+	require.NoError(t, err)
+	pod, agent := agentOf(t, decode(t, rendered))
+	require.Contains(t, agent.Args, "--ledger-otlp-ca-file=/etc/sluice/ledger/ca.crt")
+	require.Contains(t, agent.VolumeMounts, corev1.VolumeMount{
+		Name: "ledger-secret", MountPath: "/etc/sluice/ledger", ReadOnly: true,
+	})
+	for _, v := range pod.Volumes {
+		if v.Name == "ledger-secret" {
+			require.Equal(t, "collector", v.Secret.SecretName)
+			return
+		}
+	}
+	t.Fatal("no volume")
+}

@@ -57,7 +57,10 @@ const (
 )
 
 // NewNode loads the programs. The maps have the contents of [Node.Reset].
-func NewNode(spec *ebpf.CollectionSpec) (*Node, error) {
+func NewNode(spec *ebpf.CollectionSpec) (*Node, error) { return NewNodeWith(spec, nil) }
+
+// NewNodeWith is the same with so many entries in some maps, by their names.
+func NewNodeWith(spec *ebpf.CollectionSpec, entries map[string]uint32) (*Node, error) {
 	if err := rlimit.RemoveMemlock(); err != nil {
 		return nil, err
 	}
@@ -66,17 +69,19 @@ func NewNode(spec *ebpf.CollectionSpec) (*Node, error) {
 		return nil, err
 	}
 	n := &Node{namespace: ns, out: make([]byte, 1<<17)}
-	if err := n.load(spec.Copy()); err != nil {
+	if err := n.load(spec.Copy(), entries); err != nil {
 		n.Close()
 		return nil, err
 	}
 	return n, nil
 }
 
-func (n *Node) load(spec *ebpf.CollectionSpec) (err error) {
-	for _, m := range spec.Maps {
+func (n *Node) load(spec *ebpf.CollectionSpec, entries map[string]uint32) (err error) {
+	for name, m := range spec.Maps {
 		m.Pinning = ebpf.PinNone
 		switch {
+		case entries[name] != 0:
+			m.MaxEntries = entries[name]
 		case m.Type == ebpf.LRUHash:
 			m.MaxEntries = packetEntries
 		case m.Type == ebpf.Hash || m.Type == ebpf.LPMTrie:

@@ -68,6 +68,11 @@ seLinuxOptions:
   mountPath: {{ dir (index .Values.flags "overlay-keys") }}
   readOnly: true
 {{- end }}
+{{- if and .Values.ledger.secret (not .Values.cleanup.enabled) }}
+- name: ledger-secret # followed when the Secret changes
+  mountPath: /etc/sluice/ledger
+  readOnly: true
+{{- end }}
 {{- with index .Values.flags "ledger-file" }}
 - name: ledger # which pod had an egress address
   mountPath: {{ dir . }}
