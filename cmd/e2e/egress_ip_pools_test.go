@@ -36,6 +36,22 @@ metadata: {name: operator-pools}
 roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: operator-pools}
 subjects: [{kind: ServiceAccount, name: sluice-operator, namespace: sluice-system}]
 ---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: Role
+metadata: {name: operator-voters, namespace: sluice-system}
+rules:
+- apiGroups: [""]
+  resources: [configmaps]
+  resourceNames: [sluice-egress-voters]
+  verbs: [get, list, watch, patch]
+- {apiGroups: [""], resources: [configmaps], verbs: [create]}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: RoleBinding
+metadata: {name: operator-voters, namespace: sluice-system}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: Role, name: operator-voters}
+subjects: [{kind: ServiceAccount, name: sluice-operator, namespace: sluice-system}]
+---
 apiVersion: cilium.io/v2
 kind: CiliumEgressGatewayPolicy
 metadata: {name: pooled, annotations: {sluice.net/egress-ip-pool: partners}}
