@@ -76,6 +76,7 @@ func testEgressIPs(t *testing.T) {
 		}
 		awaitMoving(t, event.name)
 		logPauses(t, event.name, start)
+		requireMovingGoesOn(t, event.name)
 		if event.undo == nil {
 			continue
 		}
@@ -86,6 +87,7 @@ func testEgressIPs(t *testing.T) {
 			ownerSince(t, owner).Sub(start).Seconds())
 		awaitMoving(t, event.name+", undone")
 		logPauses(t, "undone", start)
+		requireMovingGoesOn(t, event.name+", undone")
 	}
 
 	requireUndisturbed(t, "moving-hold", movingIP, trafficLog(t, "moving-hold"))
@@ -209,6 +211,16 @@ func awaitMoving(t *testing.T, when string) {
 		}
 		return fmt.Errorf("there is no new one since %s", start.Format(time.TimeOnly))
 	})
+}
+
+// requireMovingGoesOn fails if a connection has ended: then its pod is restarted.
+func requireMovingGoesOn(t *testing.T, when string) {
+	t.Helper()
+	if restarts := read(t, shop, restartsPath, "pod", "moving-hold"); restarts != "0" {
+		t.Log(kubectl(t, "-n", shop, "logs", "--previous", "--tail=20", "moving-hold"))
+		t.Log(read(t, shop, "{.status.containerStatuses[*].lastState}", "pod", "moving-hold"))
+		require.Fail(t, "a connection has ended", when)
+	}
 }
 
 // logPauses logs for how long the connections were silent, each at the worst, from
