@@ -195,7 +195,7 @@ func (k *keeper) followCandidates() error {
 			o = &owned{addr: ip.Addr}
 		}
 		o.isGone = false
-		o.isKnown = o.isKnown || ip.Node != k.LocalNode.Name
+		o.isKnown = o.isKnown || ip.Node != k.LocalNode.Name || ip.Owner != "" && ip.Owner != k.LocalNode.Name
 		if k.owned[ip.Addr] != nil && o.ifIndex == ip.IfIndex {
 			continue
 		}
