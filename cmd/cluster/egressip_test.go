@@ -5,6 +5,7 @@
 package main
 
 import (
+	"encoding/json"
 	"fmt"
 	"path/filepath"
 	"slices"
@@ -14,30 +15,34 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/sluice-net/sluice/tables"
 )
 
 const (
-	movingIP    = "192.0.2.200"                  // the only address of the pool
-	movingLease = "sluice-egress-ip-192-0-2-200" // who has it
-	movingCount = 20                             // connections that talk all the time
+	movingIP    = "192.0.2.200" // the only address of the pool
+	movingCount = 20            // connections that talk all the time
+	bystander   = "worker-1"    // a node that votes, but is no gateway
 )
 
 // testEgressIPs has pods leave with an address that moves between two gateways, as
-// agents are replaced, and its gateway is drained, cut off and powered off. No
-// connection ends, and the server outside gets no packet with another address. Pool
-// and policy stay: testUninstall finds the address at no node.
+// agents are replaced, and its gateway is drained, cut off and powered off: nodes vote,
+// and Kubernetes does not have to notice. No connection ends, and the server outside
+// gets no packet with another address. Pool and policy stay: testUninstall finds the
+// address at no node.
 func testEgressIPs(t *testing.T) {
-	upgradeChart(t, "--set=flags.egress-ips=true", "--set-string=flags.egress-ip-lease=10s")
+	upgradeChart(t, "--set=flags.egress-ips=true")
 	awaitRollout(t, "daemonset/sluice", "deployment/sluice-operator")
 	createPool(t)
-	apply(t, pod("moving-hold", "worker-1", "moving", "hold", "-interval=200ms",
+	awaitVoters(t)
+	apply(t, pod("moving-hold", "worker-1", "moving", "hold", "-interval=100ms",
 		fmt.Sprintf("-connections=%d", movingCount), outside)+
 		pod("moving-send", "worker-1", "moving", "send", "-timeout=500ms", outside))
 	waitFor(t, shop, "condition=Ready", "pod/moving-hold", "pod/moving-send")
 	awaitMoving(t, "at first")
 	strays := countStrays(t)
 
-	owner := awaitOwner(t, func(holder string) bool { return holder != "" })
+	owner := awaitOwner(t, func(node string) bool { return node != "" })
 	for _, event := range []struct {
 		name        string
 		begin, undo func()
@@ -52,37 +57,37 @@ func testEgressIPs(t *testing.T) {
 			undo:  func() { run(t, filepath.Join(options.Bin, "sluice"), "gateway", "undrain", owner) },
 		},
 		{name: "the gateway's link is cut",
-			begin: func() {
-				require.NoError(t, running.Node(owner).SetLink(false))
-				setNotReady(t, owner)
-			},
-			undo: func() { require.NoError(t, running.Node(owner).SetLink(true)) },
+			begin: func() { require.NoError(t, running.Node(owner).SetLink(false)) },
+			undo:  func() { require.NoError(t, running.Node(owner).SetLink(true)) },
 		},
 		{name: "the gateway has no power",
-			begin: func() {
-				require.NoError(t, running.Node(owner).PowerOff(t.Context()))
-				setNotReady(t, owner)
-			},
-			undo: func() { require.NoError(t, running.Node(owner).Boot(t.Context())) },
+			begin: func() { require.NoError(t, running.Node(owner).PowerOff(t.Context())) },
+			undo:  func() { require.NoError(t, running.Node(owner).Boot(t.Context())) },
 		},
 	} {
 		start := time.Now()
 		event.begin()
-		if !event.stays {
-			awaitOwner(t, func(holder string) bool { return holder != "" && holder != owner })
-			t.Logf("%s: another node has the lease after %.1f s", event.name, since(start))
+		if event.stays {
+			awaitOwner(t, func(node string) bool { return node == owner })
+		} else {
+			other := awaitOwner(t, func(node string) bool { return node != "" && node != owner })
+			t.Logf("%s: another node has the address after %.1f s", event.name,
+				ownerSince(t, other).Sub(start).Seconds())
 		}
 		awaitMoving(t, event.name)
 		logPauses(t, event.name, start)
+		requireMovingGoesOn(t, event.name)
 		if event.undo == nil {
 			continue
 		}
 		start = time.Now()
 		event.undo()
-		awaitOwner(t, func(holder string) bool { return holder == owner })
-		t.Logf("undone: %s has the lease again after %.1f s", owner, since(start))
+		awaitOwner(t, func(node string) bool { return node == owner })
+		t.Logf("undone: %s has the address again after %.1f s", owner,
+			ownerSince(t, owner).Sub(start).Seconds())
 		awaitMoving(t, event.name+", undone")
 		logPauses(t, "undone", start)
+		requireMovingGoesOn(t, event.name+", undone")
 	}
 
 	requireUndisturbed(t, "moving-hold", movingIP, trafficLog(t, "moving-hold"))
@@ -94,8 +99,6 @@ func testEgressIPs(t *testing.T) {
 	// Those of the node that was off run again, too. Some have ended before.
 	waitFor(t, shop, "condition=Ready", "pod", "--field-selector=status.phase=Running")
 }
-
-func since(start time.Time) float64 { return time.Since(start).Seconds() }
 
 // createPool makes a pool that two nodes may have the address of, and a policy to
 // which the operator gives the address.
@@ -125,25 +128,60 @@ spec:
 		"{.status.allocations[*].address} {.status.allocations[*].policy}", "egressippool", "moving"))
 }
 
-// awaitOwner waits until the node that has the lease of the address is one wanted.
-func awaitOwner(t *testing.T, wanted func(holder string) bool) (holder string) {
+// awaitVoters waits until all nodes vote, and have said in their NodeReports that they
+// know that.
+func awaitVoters(t *testing.T) {
 	t.Helper()
-	await(t, "a node has the lease of the address", func() error {
-		holder = read(t, sluiceNamespace, "{.spec.holderIdentity}", "lease", movingLease)
-		if !wanted(holder) {
-			return fmt.Errorf("the node that has it is %q", holder)
+	await(t, "all nodes vote", func() error {
+		var set tables.EgressVoterSet
+		text := read(t, sluiceNamespace, "{.items[*].data."+tables.EgressVotersKey+"}", "configmaps",
+			"--field-selector=metadata.name="+tables.EgressVotersName)
+		if text == "" {
+			return fmt.Errorf("there is no ConfigMap %s", tables.EgressVotersName)
+		}
+		if err := json.Unmarshal([]byte(text), &set); err != nil {
+			return fmt.Errorf("parse ConfigMap %s: %w", tables.EgressVotersName, err)
+		}
+		if len(set.Voters) != len(running.Nodes) {
+			return fmt.Errorf("of %d nodes these vote: %v", len(running.Nodes), set.Voters)
+		}
+		known := read(t, "", "{.items[*].status.egressVoters}", "nodereports")
+		want := slices.Repeat([]string{fmt.Sprint(set.Generation)}, len(set.Voters))
+		if !slices.Equal(strings.Fields(known), want) {
+			return fmt.Errorf("NodeReports have generations %q of voters, want %q", known, want)
 		}
 		return nil
 	})
-	return holder
 }
 
-// setNotReady says of a node what Kubernetes says when it has not heard of it for 50
-// seconds. When the kubelet is heard again it says that the node is ready.
-func setNotReady(t *testing.T, node string) {
+// awaitOwner waits until the node that has the address, as it has told all others, is
+// one wanted.
+func awaitOwner(t *testing.T, wanted func(node string) bool) (node string) {
 	t.Helper()
-	kubectl(t, "patch", "node", node, "--subresource=status", "--type=strategic", `--patch={"status":
-		{"conditions": [{"type": "Ready", "status": "Unknown", "reason": "NodeStatusUnknown"}]}}`)
+	await(t, "a node has the address", func() error {
+		for _, ip := range rows[tables.EgressIP](t, bystander, "egress-ips") {
+			if node = ip.Owner; ip.Addr.String() == movingIP && wanted(node) {
+				return nil
+			}
+		}
+		return fmt.Errorf("the node that has it is %q", node)
+	})
+	return node
+}
+
+// ownerSince returns when a node got the address.
+func ownerSince(t *testing.T, node string) (since time.Time) {
+	t.Helper()
+	for _, lease := range rows[tables.EgressIPLease](t, node, "egress-ip-leases") {
+		if lease.Addr.String() != movingIP {
+			continue
+		}
+		require.True(t, lease.Held, "%s: %+v", node, lease)
+		beginning := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+		return beginning.Add(time.Duration(lease.Generation) * 100 * time.Millisecond)
+	}
+	require.Fail(t, "the node may not have the address", node)
+	return since
 }
 
 // movingRequests are the times of the requests that came over the connections, by
@@ -173,6 +211,16 @@ func awaitMoving(t *testing.T, when string) {
 		}
 		return fmt.Errorf("there is no new one since %s", start.Format(time.TimeOnly))
 	})
+}
+
+// requireMovingGoesOn fails if a connection has ended: then its pod is restarted.
+func requireMovingGoesOn(t *testing.T, when string) {
+	t.Helper()
+	if restarts := read(t, shop, restartsPath, "pod", "moving-hold"); restarts != "0" {
+		t.Log(kubectl(t, "-n", shop, "logs", "--previous", "--tail=20", "moving-hold"))
+		t.Log(read(t, shop, "{.status.containerStatuses[*].lastState}", "pod", "moving-hold"))
+		require.Fail(t, "a connection has ended", when)
+	}
 }
 
 // logPauses logs for how long the connections were silent, each at the worst, from

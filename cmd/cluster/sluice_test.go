@@ -120,6 +120,14 @@ func sluice(t *testing.T, node string, args ...string) string {
 	return kubectl(t, append(command, args...)...)
 }
 
+// rows returns the rows of a table of a node's agent.
+func rows[Row any](t *testing.T, node, table string) (rows []Row) {
+	t.Helper()
+	text := sluice(t, node, "get", table, "--output=json")
+	require.NoError(t, json.Unmarshal([]byte(text), &rows), text)
+	return rows
+}
+
 // requireNoRestarts fails if a container of the agents has ever ended, or an
 // agent is not ready.
 func requireNoRestarts(t *testing.T) {

@@ -24,8 +24,8 @@ func testUninstall(t *testing.T, before map[string]nodeState) {
 		assert.Empty(t, addresses, "the address that moves, at %s", node.Name)
 	}
 	quickStart(t, "delete endpointslices", "")
-	left := read(t, sluiceNamespace, "{.items[*].metadata.name}", "endpointslices,leases")
-	assert.Empty(t, left, "EndpointSlices and Leases")
+	left := read(t, sluiceNamespace, "{.items[*].metadata.name}", "endpointslices,leases,configmaps")
+	assert.Equal(t, "kube-root-ca.crt", left, "EndpointSlices, Leases and ConfigMaps")
 	policies := read(t, "", "{.items[*].metadata.name}", "ciliumegressgatewaypolicies")
 	assert.Contains(t, strings.Fields(policies), "checkout", "egress policies")
 	source := running.Node("worker-3").IP

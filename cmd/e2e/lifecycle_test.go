@@ -86,7 +86,7 @@ func (a *agent) cleanUpNode(k *kernel) {
 	a.t.Helper()
 	pins, err := os.ReadDir(a.pin("."))
 	require.NoError(a.t, err)
-	require.Len(a.t, pins, 33, "30 maps, and the directories of slots, links and programs")
+	require.Len(a.t, pins, 35, "32 maps, and the directories of slots, links and programs")
 	out, err := a.sluice(append([]string{"cleanup"}, a.locations()...)...).CombinedOutput()
 	require.NoError(a.t, err, "%s", out)
 	for _, pin := range pins {

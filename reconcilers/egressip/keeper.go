@@ -227,7 +227,8 @@ func (k *keeper) followCandidates() error {
 			o = &owned{addr: ip.Addr}
 		}
 		o.isGone = false
-		o.isKnown = o.isKnown || ip.Node != k.LocalNode.Name
+		at, _ := ip.At()
+		o.isKnown = o.isKnown || at != k.LocalNode.Name
 		if k.owned[ip.Addr] != nil && o.ifIndex == ip.IfIndex {
 			continue
 		}

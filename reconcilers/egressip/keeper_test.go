@@ -311,7 +311,8 @@ func TestRestart(t *testing.T) {
 	}
 }
 
-// An address that another host has is not used, and that of others on this node is left alone.
+// An address that another host has is not used, unless a node has told that it is that; and that of
+// others on this node is left alone.
 func TestConflicts(t *testing.T) {
 	w := newWorld(t)
 	other := net.HardwareAddr{2, 0, 0, 0, 0, 9}
@@ -338,6 +339,12 @@ func TestConflicts(t *testing.T) {
 		w.near.Name, w.row(v4).Problem)
 	require.False(t, w.has(v4))
 	require.False(t, w.row(v4).Assigned)
+	// What answers may be a node that had it before: nothing is asked, as after a boot.
+	w.ips.Put(&tables.EgressIP{
+		Addr: v4, Pool: "a", Node: "node-1", NodeAddr: netip.MustParseAddr("192.0.2.1"),
+		Owner: "node-2", OwnerAddr: netip.MustParseAddr("192.0.2.2"), IfIndex: uint32(w.near.Index),
+	})
+	w.assigned(v4)
 
 	require.NoError(t, assign(v6, w.near.Index))
 	defer func() { require.NoError(t, remove(v6)) }()

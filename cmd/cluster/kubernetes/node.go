@@ -133,6 +133,10 @@ func (n *Node) PowerOff(ctx context.Context) error {
 	if n.init == nil {
 		return fmt.Errorf("power off %s: it is off", n.Name)
 	}
+	// First of all: programs are gone before addresses, and these would reset connections.
+	if err := n.SetLink(false); err != nil {
+		return fmt.Errorf("power off %s: %w", n.Name, err)
+	}
 	n.init.Kill() // the kernel ends all processes of the PID namespace with its process 1
 	n.init = nil
 	if err := n.disconnect(ctx); err != nil {
