@@ -15,10 +15,10 @@ import (
 	"github.com/dchest/siphash"
 )
 
-// Maps of egress addresses that move (programs/vote.h): VotesMap is the name of that of the addresses
-// that this node may have, by [ExitKey], VotersMap that of the nodes that vote for them, by 0, and
-// ToldMap that of the nodes that have told that they have an address, by [ExitKey]. The agent adds
-// and removes entries; the programs note what other nodes say.
+// Maps of egress addresses that move (programs/vote.h): VotesMap is the name of that of the
+// addresses that this node may have, by [ExitKey], VotersMap that of the nodes that vote for them,
+// by 0, and ToldMap that of the nodes that have told that they have an address, by [ExitKey]. The
+// agent adds and removes entries; the programs note what other nodes say.
 const (
 	VotesMap  = "sluice_votes"
 	VotersMap = "sluice_voters"

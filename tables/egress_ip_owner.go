@@ -4,8 +4,8 @@ package tables
 
 import "net/netip"
 
-// EgressIPOwner is the node that has an egress address that moves, as it tells all others itself. It
-// is not there while no node has told of late.
+// EgressIPOwner is the node that has an egress address that moves, as it tells all others itself.
+// It is not there while no node has told of late.
 type EgressIPOwner struct {
 	Addr     netip.Addr `json:"addr"`
 	NodeAddr netip.Addr `json:"nodeAddr"` // underlay address

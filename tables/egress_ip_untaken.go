@@ -9,8 +9,8 @@ import (
 	"github.com/cilium/statedb"
 )
 
-// EgressIPUntaken is an egress address that moves and that a node has not taken, though this node, a
-// voter, has voted for it for long: another node is tried for a while.
+// EgressIPUntaken is an egress address that moves and that a node has not taken, though this node,
+// a voter, has voted for it for long: another node is tried for a while.
 type EgressIPUntaken struct {
 	Addr  netip.Addr `json:"addr"`
 	Node  string     `json:"node"`

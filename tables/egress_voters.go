@@ -15,8 +15,8 @@ const MaxEgressVoters = 5
 // EgressVoters is the row of table egress-voters: the nodes that vote on which node has an egress
 // address that moves. The operator chooses them, one cluster has one set.
 //
-// Sets differ by one node from the set before, and the next one comes only when a majority has taken
-// this one over. So any two majorities that can be in use at one time have a node in common.
+// Sets differ by one node from the set before, and the next one comes only when a majority has
+// taken this one over. So any two majorities that can be in use at one time have a node in common.
 type EgressVoters struct {
 	Index uint32 `json:"index"` // always 0
 

@@ -23,7 +23,9 @@ type ProbeTarget struct {
 func (p *ProbeTarget) Equal(o *ProbeTarget) bool { return *p == *o }
 
 // TableHeader implements [statedb.TableWritable].
-func (*ProbeTarget) TableHeader() []string { return []string{"Node", "Address", "Witness", "Voted"} }
+func (*ProbeTarget) TableHeader() []string {
+	return []string{"Node", "Address", "Witness", "Voted"}
+}
 
 // TableRow implements [statedb.TableWritable].
 func (p *ProbeTarget) TableRow() []string {

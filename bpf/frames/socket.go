@@ -18,8 +18,8 @@ type Overlay struct {
 	VNI      uint32
 }
 
-// Socket sends frames to the overlay's port of other nodes. What these answer comes to the programs:
-// to read it here would need the right to open raw sockets.
+// Socket sends frames to the overlay's port of other nodes. What these answer comes to the
+// programs: to read it here would need the right to open raw sockets.
 type Socket struct {
 	overlay Overlay
 	out     *net.UDPConn

@@ -11,8 +11,7 @@
 // later owner: routers take the route of the present one while that of a former one is still there.
 //
 // Sessions are opened by this node only: nothing listens. What routers announce is not used. An
-// agent that stops leaves the routes to the graceful restart of RFC 4724: the programs go on without
-// it.
+// agent that stops leaves the routes to the graceful restart of RFC 4724: the programs go on.
 package bgp
 
 import (

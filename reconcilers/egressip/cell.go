@@ -4,7 +4,7 @@
 // has at this node those that it is given.
 //
 //	egress-ips, egress-voters ──► votes for other nodes, egress-ip-votes
-//	votes of other nodes ──► egress-ip-leases ──► addresses at devices, ARP, neighbor discovery
+//	votes of other nodes ──► egress-ip-leases ──► addresses at devices, ARP, NDP
 //	                                          └──► what it has, told to all nodes
 //	what other nodes tell ──► egress-ip-owners
 //	votes that a node does not take ──► egress-ip-untaken
@@ -110,6 +110,7 @@ type params struct {
 	Nodes         statedb.Table[*tables.Node]
 	Devices       statedb.Table[*tables.Device]
 	Exits         statedb.Table[*tables.ExitMirror]
+	PortOwners    statedb.Table[*tables.PortOwner]
 	Attachments   statedb.Table[*tables.Attachment]
 	ConfigEntries statedb.Table[*tables.ConfigMirror]
 	Settings      statedb.Table[*tables.DatapathConfig]

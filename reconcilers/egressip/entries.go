@@ -75,8 +75,8 @@ func (e kernelEntries) expectNoMore(addr netip.Addr) error {
 	return nil
 }
 
-// put writes the entry of an address. Votes that come in the meantime are lost, or replaced by those
-// before, which run out sooner.
+// put writes the entry of an address. Votes that come in the meantime are lost, or replaced by
+// those before, which run out sooner.
 func (e kernelEntries) put(addr netip.Addr, v bpf.VotesValue) error {
 	if err := e.votes().Put(keyOf(addr), v); err != nil {
 		return fmt.Errorf("write %s to %s: %w", addr, bpf.VotesMap, err)
@@ -92,8 +92,8 @@ func (e kernelEntries) remove(addr netip.Addr) error {
 	return nil
 }
 
-// readVoters returns who votes, as the programs know it: of a former agent after a start. Without an
-// entry it makes up the clock of a new one.
+// readVoters returns who votes, as the programs know it: of a former agent after a start. Without
+// an entry it makes up the clock of a new one.
 func (e kernelEntries) readVoters() (v bpf.VotersValue, err error) {
 	err = e.voters().Lookup(uint32(0), &v)
 	if errors.Is(err, ebpf.ErrKeyNotExist) {
@@ -114,8 +114,8 @@ func (e kernelEntries) writeVoters(v bpf.VotersValue) error {
 	return nil
 }
 
-// clockOf returns what a node has answered to votes last. A node that is not probed has no entry for
-// its answers.
+// clockOf returns what a node has answered to votes last. A node that is not probed has no entry
+// for its answers.
 func (e kernelEntries) clockOf(node netip.Addr) (clock, nonce uint64, err error) {
 	var v bpf.PathValue
 	err = e.Map(bpf.PathsMap).Lookup(bpf.NodeKey{Addr: bpf.AddressFrom(node)}, &v)

@@ -13,14 +13,15 @@ import (
 
 	"github.com/cilium/hive/cell"
 	"github.com/cilium/statedb"
+	"github.com/cilium/statedb/reconciler"
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
 	"github.com/sluice-net/sluice/tables/pause"
 )
 
-// keeper has the addresses at this node for which a majority votes. It has but one goroutine, beside
-// those that ask whether others use an address.
+// keeper has the addresses at this node for which a majority votes. It has but one goroutine,
+// beside those that ask whether others use an address.
 type keeper struct {
 	params
 	voter       *voter
@@ -169,7 +170,8 @@ func (k *keeper) tick(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// inTurn returns the addresses that this node may have, from the one at which the last tick was over.
+// inTurn returns the addresses that this node may have, from the one at which the last tick was
+// over.
 func (k *keeper) inTurn() []netip.Addr {
 	addrs := slices.SortedFunc(maps.Keys(k.owned), netip.Addr.Compare)
 	at, _ := slices.BinarySearchFunc(addrs, k.resume, netip.Addr.Compare)
@@ -208,8 +210,8 @@ func (k *keeper) followVoters() error {
 	return nil
 }
 
-// followCandidates has an entry in the kernel for each address that this node may have, and none for
-// others. An entry stays as long as something may be translated to the address: without one the
+// followCandidates has an entry in the kernel for each address that this node may have, and none
+// for others. An entry stays as long as something may be translated to the address: without one the
 // programs would not look whether the node has it.
 func (k *keeper) followCandidates() error {
 	txn := k.DB.ReadTxn()
@@ -229,7 +231,7 @@ func (k *keeper) followCandidates() error {
 		o.isGone = false
 		at, _ := ip.At()
 		o.isKnown = o.isKnown || at != k.LocalNode.Name
-		if k.owned[ip.Addr] != nil && o.ifIndex == ip.IfIndex {
+		if k.owned[ip.Addr] != nil && o.ifIndex == ip.IfIndex || !k.knowsOwners(txn, ip.Addr) {
 			continue
 		}
 		if k.owned[ip.Addr] == nil && len(k.owned) == bpf.EgressIPs {
@@ -284,6 +286,20 @@ func (k *keeper) add(o *owned, device int, ifIndex uint32) error {
 	o.ifIndex = ifIndex
 	k.owned[o.addr] = o
 	return nil
+}
+
+// knowsOwners reports whether the programs know which node gets a reply to an address. Just after
+// the machine has booted they do not.
+func (k *keeper) knowsOwners(txn statedb.ReadTxn, addr netip.Addr) bool {
+	if initialized, _ := k.PortOwners.Initialized(txn); !initialized {
+		return false
+	}
+	for row := range k.PortOwners.Prefix(txn, tables.PortOwnersOfAddr(addr)) {
+		if row.Status.Kind == reconciler.StatusKindPending {
+			return false
+		}
+	}
+	return true
 }
 
 // translated reports whether packets may get an address in the kernel.

@@ -69,6 +69,7 @@ type world struct {
 	db            *statedb.DB
 	ips           tablestest.Table[*tables.EgressIP]
 	set           tablestest.Table[*tables.EgressVoters]
+	portOwners    tablestest.Table[*tables.PortOwner]
 	exits         tablestest.Table[*tables.ExitMirror]
 	devices       tablestest.Table[*tables.Device]
 	votes, voters *ebpf.Map
@@ -150,6 +151,7 @@ func (w *world) fill() {
 	}
 	config := tablestest.Open(w.T, w.db, tables.NewConfigMirrorTable)
 	config.Put(&tables.ConfigMirror{Value: bpf.ConfigValue{Flags: bpf.ConfigFloating}})
+	w.portOwners = tablestest.Open(w.T, w.db, tables.NewPortOwnerTable)
 	w.exits = tablestest.Open(w.T, w.db, tables.NewExitMirrorTable)
 	w.devices = tablestest.Open(w.T, w.db, tables.NewDeviceTable)
 	w.link(true)
@@ -165,12 +167,13 @@ func (w *world) fill() {
 	p := params{
 		Config: DefaultConfig, Log: hivetest.Logger(w.T), DB: w.db, Datapath: w,
 		Enabled: tables.EgressIPs{Enabled: true}, IPs: w.ips, Voters: w.set,
-		Leases:  tablestest.Open(w.T, w.db, tables.NewEgressIPLeaseTable),
-		Votes:   tablestest.Open(w.T, w.db, tables.NewEgressIPVoteTable),
-		Owners:  tablestest.Open(w.T, w.db, tables.NewEgressIPOwnerTable),
-		Nodes:   tablestest.Open(w.T, w.db, tables.NewNodeTable),
-		Untaken: tablestest.Open(w.T, w.db, tables.NewEgressIPUntakenTable),
-		Exits:   w.exits, Devices: w.devices, Attachments: attachments, ConfigEntries: config,
+		Leases:     tablestest.Open(w.T, w.db, tables.NewEgressIPLeaseTable),
+		Votes:      tablestest.Open(w.T, w.db, tables.NewEgressIPVoteTable),
+		Owners:     tablestest.Open(w.T, w.db, tables.NewEgressIPOwnerTable),
+		Nodes:      tablestest.Open(w.T, w.db, tables.NewNodeTable),
+		Untaken:    tablestest.Open(w.T, w.db, tables.NewEgressIPUntakenTable),
+		PortOwners: w.portOwners, Exits: w.exits, Devices: w.devices,
+		Attachments: attachments, ConfigEntries: config,
 		Settings: settings, Keys: keys, LocalNode: tables.LocalNode{Name: "node-1"},
 	}
 	w.keeper = newKeeper(p, func(statedb.WriteTxn) {})
@@ -238,8 +241,16 @@ func TestAddressComesAndGoes(t *testing.T) {
 	require.NoError(t, listen6.JoinGroup(allNodes))
 	w.start()
 	defer func() { w.stop() }()
+	owner := &tables.PortOwner{
+		OwnerKey: bpf.OwnerKey{Egress: bpf.AddressFrom(v6)}, Reconciled: tables.Pending()}
+	w.portOwners.Put(owner)
 	w.wants(v4, "node-1")
 	w.wants(v6, "node-1")
+	w.assigned(v4)
+	require.Nil(t, w.row(v6), "replies to it would be dropped")
+	known := *owner
+	known.Reconciled = tables.Done()
+	w.portOwners.Put(&known)
 	for n := 0; n < 2; {
 		require.NoError(t, listen.SetDeadline(time.Now().Add(20*time.Second)))
 		p, _, err := listen.Read()
@@ -455,8 +466,8 @@ func (w *wire) Send(frame []byte, to netip.Addr) error {
 
 func (*wire) Close() error { return nil }
 
-// TestOwnersAreTold: a node tells all others which addresses it has, at first some times and then from
-// time to time, each time with a greater number, and believes others for a while.
+// TestOwnersAreTold: a node tells all others which addresses it has, at first some times and then
+// from time to time, each time with a greater number, and believes others for a while.
 func TestOwnersAreTold(t *testing.T) {
 	w := newWorld(t)
 	h, out := w.teller, &wire{}

@@ -145,7 +145,8 @@ func (k *keeper) keep(ctx context.Context, o *owned) {
 	}
 }
 
-// bring gives an address to its device, once the programs look at its votes there, and announces it.
+// bring gives an address to its device, once the programs look at its votes there, and announces
+// it.
 func (k *keeper) bring(o *owned, isUp bool) error {
 	if !k.guarded(o) {
 		return nil

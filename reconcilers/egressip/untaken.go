@@ -19,8 +19,8 @@ const (
 	avoidFor = 5 * time.Minute
 )
 
-// untaken finds out which nodes do not take addresses that this one votes for: their agents may take
-// no votes, or another host may use the address there. While any node has the address, none is
+// untaken finds out which nodes do not take addresses that this one votes for: their agents may
+// take no votes, or another host may use the address there. While any node has the address, none is
 // blamed.
 type untaken struct {
 	params

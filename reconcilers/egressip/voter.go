@@ -43,8 +43,9 @@ type peer struct {
 }
 
 func newVoter(p params, socket *sockets) *voter {
-	return &voter{params: p, socket: socket, untaken: newUntaken(p), promises: map[netip.Addr]promise{},
-		peers: map[netip.Addr]*peer{}}
+	return &voter{params: p, socket: socket, untaken: newUntaken(p),
+		promises: map[netip.Addr]promise{},
+		peers:    map[netip.Addr]*peer{}}
 }
 
 // term is for how long a vote is valid, and patience for how long this node waits until it
@@ -184,8 +185,8 @@ func (v *voter) send(
 	return nil
 }
 
-// forget removes promises that have run out for addresses that are not used any more, and nodes that
-// this one votes for no more.
+// forget removes promises that have run out for addresses that are not used any more, and nodes
+// that this one votes for no more.
 func (v *voter) forget(txn statedb.ReadTxn, now uint64, ballots map[netip.Addr][]netip.Addr) {
 	for addr, p := range v.promises {
 		if _, _, used := v.IPs.Get(txn, tables.EgressIPByAddr(addr)); !used && now >= p.until {

@@ -21,8 +21,8 @@ import (
 	"github.com/sluice-net/sluice/tables/tablestest"
 )
 
-// network is a cluster in which each node has a clock of its own, packets take any time or get lost,
-// agents stand still or start anew, and each node finds by itself who shall have an address.
+// network is a cluster in which each node has a clock of its own, packets take any time or get
+// lost, agents stand still or start anew, and each node finds by itself who shall have an address.
 type network struct {
 	testing.TB
 	random *rand.Rand

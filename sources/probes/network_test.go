@@ -30,8 +30,8 @@ func (n *network) note(node string, change func(*bpf.PathValue)) {
 	require.NoError(n, n.noted.Put(key, value))
 }
 
-// TestSlowNetwork: where answers take longer than the interval, a dead gateway is lost all the same,
-// and living ones are not probed more for that.
+// TestSlowNetwork: where answers take longer than the interval, a dead gateway is lost all the
+// same, and living ones are not probed more for that.
 func TestSlowNetwork(t *testing.T) {
 	n := newNetwork(t, "a", "b", "w")
 	n.delay = 90 * time.Millisecond
@@ -153,7 +153,8 @@ func TestWitnessBecomesGateway(t *testing.T) {
 	require.True(t, n.row("w").Lost(), n.row("w").State)
 }
 
-// TestInitializedByAnswers: the table is initialized when all have answered, without waiting longer.
+// TestInitializedByAnswers: the table is initialized when all have answered, without waiting
+// longer.
 func TestInitializedByAnswers(t *testing.T) {
 	n := newNetwork(t, "a", "b", "w")
 	begin, at := n.now, time.Duration(0)

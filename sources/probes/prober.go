@@ -256,9 +256,9 @@ func (p *prober) othersWorked(name string, since time.Duration) bool {
 	return false
 }
 
-// send sends the probes that are due: while there is doubt about a path, all at the same moments, so
-// that answers of the others tell which network is to blame. One that cannot be sent counts as one
-// that is not answered.
+// send sends the probes that are due: while there is doubt about a path, all at the same moments,
+// so that answers of the others tell which network is to blame. One that cannot be sent counts as
+// one that is not answered.
 func (p *prober) send(key bpf.OverlayKey, now time.Duration) error {
 	doubt := false
 	for _, path := range p.paths {

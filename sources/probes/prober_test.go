@@ -330,8 +330,8 @@ func TestLongTrip(t *testing.T) {
 	require.Zero(t, n.row("a").Losses+n.row("b").Losses)
 }
 
-// TestRestart: a new agent knows from the kernel who has answered, so it notices a dead gateway; one
-// that has never answered may run a version that does not, and is not lost.
+// TestRestart: a new agent knows from the kernel who has answered, so it notices a dead gateway;
+// one that has never answered may run a version that does not, and is not lost.
 func TestRestart(t *testing.T) {
 	n := newNetwork(t, "a", "b", "w")
 	n.cut[addrOf("b")] = true

@@ -138,8 +138,8 @@ func (e *election) match(
 	return ""
 }
 
-// poolNodes returns the nodes that are selected and may have addresses, in order of name. Those that
-// are not ready are limited too.
+// poolNodes returns the nodes that are selected and may have addresses, in order of name. Those
+// that are not ready are limited too.
 func poolNodes(nodes iter.Seq[*tables.Node], selects func(*tables.Node) bool) []*tables.Node {
 	selected, ready := []*tables.Node{}, 0
 	for n := range nodes {

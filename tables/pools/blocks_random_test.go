@@ -228,9 +228,9 @@ func (c *cluster) step(operators []*operator) {
 	}
 }
 
-// Whatever happens to nodes, and whatever they report, though two operators believe to lead, no block
-// is given to a node while connections of another one may have its ports. At last each node has a
-// block.
+// Whatever happens to nodes, and whatever they report, though two operators believe to lead, no
+// block is given to a node while connections of another one may have its ports. At last each node
+// has a block.
 func TestBlocksRandom(t *testing.T) {
 	drained := 0
 	for seed := range uint64(200) {

@@ -46,8 +46,8 @@ func TestAssignBlocks(t *testing.T) {
 	require.Equal(t, []tables.PortBlock{{Index: 0, Node: "b"}}, has)
 }
 
-// A node has as many blocks as it reports to want. One that it does not want is closed, opened again
-// if it wants more meanwhile, and free as soon as it reports that no connection is left.
+// A node has as many blocks as it reports to want. One that it does not want is closed, opened
+// again if it wants more meanwhile, and free as soon as it reports that no connection is left.
 func TestAssignWanted(t *testing.T) {
 	wants := func(blocks int, drained ...tables.DrainedBlock) tables.PoolPorts {
 		return tables.PoolPorts{Blocks: blocks, Drained: drained}

@@ -26,7 +26,8 @@ func (r *rule) markEgressIP(in statedb.ReadTxn, ip *tables.EgressIP, mark func(k
 	}
 }
 
-// owned returns the choice of the node that shall have the egress address of an item, if that moves.
+// owned returns the choice of the node that shall have the egress address of an item, if that
+// moves.
 func (c *round) owned(spec tables.GatewaySpec) (choice tables.GatewayChoice, moves bool) {
 	if !spec.EgressIP.IsValid() {
 		return choice, false
