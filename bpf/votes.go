@@ -44,7 +44,7 @@ type Vote struct {
 type VotesValue struct {
 	Votes   [EgressVoters]Vote // by the place of the voter
 	IfIndex uint32             // device that gets the address
-	_       uint32
+	_       uint32             // lock of the kernel
 }
 
 // VotersValue is the value of [VotersMap].

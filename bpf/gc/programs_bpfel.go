@@ -515,7 +515,10 @@ type programsVotesValue struct {
 		Generation uint64
 	}
 	Ifindex uint32
-	Pad     uint32
+	Lock    struct {
+		_   structs.HostLayout
+		Val uint32
+	}
 }
 
 // Names of all BPF objects in the ELF.

@@ -7,6 +7,7 @@
 
 #pragma once
 
+#include <linux/bpf.h>
 #include <linux/types.h>
 
 /* An address: IPv4 as an IPv4-mapped IPv6 address, so that one comparison does
@@ -215,7 +216,7 @@ struct vote {
 struct votes_value {
 	struct vote votes[EGRESS_VOTERS]; /* by the place of the voter among the voters */
 	__u32 ifindex;			  /* of the device that gets the address */
-	__u32 pad;
+	struct bpf_spin_lock lock;	  /* the agent updates entries in place: see entries.go */
 };
 
 /* sluice_voters: one entry, under index 0: which nodes vote. */

@@ -78,7 +78,14 @@ func (e kernelEntries) expectNoMore(addr netip.Addr) error {
 // put writes the entry of an address. Votes that come in the meantime are lost, or replaced by
 // those before, which run out sooner.
 func (e kernelEntries) put(addr netip.Addr, v bpf.VotesValue) error {
-	if err := e.votes().Put(keyOf(addr), v); err != nil {
+	// In place: a program that notes a vote in an entry that was replaced could write to another
+	// address's by then.
+	flags := ebpf.UpdateExist | ebpf.UpdateLock
+	err := e.votes().Update(keyOf(addr), v, flags)
+	if errors.Is(err, ebpf.ErrKeyNotExist) {
+		err = e.votes().Update(keyOf(addr), v, ebpf.UpdateNoExist)
+	}
+	if err != nil {
 		return fmt.Errorf("write %s to %s: %w", addr, bpf.VotesMap, err)
 	}
 	return nil

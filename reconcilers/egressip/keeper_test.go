@@ -20,6 +20,7 @@ import (
 	"unsafe"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/btf"
 	"github.com/cilium/hive/cell"
 	"github.com/cilium/hive/hivetest"
 	"github.com/cilium/statedb"
@@ -88,12 +89,27 @@ func (w *world) Map(name string) *ebpf.Map {
 	}[name]
 }
 
+// word is the type of a word of 4 bytes.
+var word = &btf.Int{Name: "word", Size: 4}
+
+// withLock is the type of a value whose last word is the lock of the kernel.
+func withLock(size uint32) btf.Type {
+	lock := &btf.Struct{
+		Name: "bpf_spin_lock", Size: 4, Members: []btf.Member{{Name: "val", Type: word}},
+	}
+	return &btf.Struct{Name: "value", Size: size, Members: []btf.Member{
+		{Name: "words", Type: &btf.Array{Type: word, Index: word, Nelems: size/4 - 1}},
+		{Name: "lock", Type: lock, Offset: btf.Bits(size-4) * 8},
+	}}
+}
+
 func newMap[K, V any](t *testing.T, entries uint32) *ebpf.Map {
 	var key K
 	var value V
 	m, err := ebpf.NewMap(&ebpf.MapSpec{
 		Type: ebpf.Hash, KeySize: uint32(unsafe.Sizeof(key)), ValueSize: uint32(unsafe.Sizeof(value)),
-		MaxEntries: entries,
+		MaxEntries: entries, Key: &btf.Array{Type: word, Index: word, Nelems: uint32(unsafe.Sizeof(key) / 4)},
+		Value: withLock(uint32(unsafe.Sizeof(value))),
 	})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, m.Close()) })

@@ -423,7 +423,10 @@ type judgeVotesValue struct {
 		Generation uint64
 	}
 	Ifindex uint32
-	Pad     uint32
+	Lock    struct {
+		_   structs.HostLayout
+		Val uint32
+	}
 }
 
 // Names of all BPF objects in the ELF.
