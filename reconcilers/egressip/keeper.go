@@ -32,6 +32,7 @@ type keeper struct {
 	now         func() uint64
 	initialized func(statedb.WriteTxn)
 	owned       map[netip.Addr]*owned // addresses that this node may have
+	given       map[netip.Addr]given  // addresses that others have given to this node
 	checks      chan check
 	checking    int                  // how many checks there are
 	set         *tables.EgressVoters // nil: it is not known yet
@@ -42,10 +43,17 @@ type keeper struct {
 	health      cell.Health
 }
 
+// given is an address that is left alone, as others have given it to a device.
+type given struct {
+	err error
+	due uint64 // when it is looked again whether it is there
+}
+
 func newKeeper(p params, initialized func(statedb.WriteTxn)) *keeper {
 	entries, socket := kernelEntries{p.Datapath}, &sockets{params: p, open: openSocket}
 	return &keeper{
 		params: p, initialized: initialized, owned: map[netip.Addr]*owned{},
+		given:  map[netip.Addr]given{},
 		checks: make(chan check), now: now, entries: entries, socket: socket,
 		voter: newVoter(p, socket),
 		teller: &teller{params: p, entries: entries, now: now, socket: socket,
@@ -217,8 +225,8 @@ func (k *keeper) followCandidates() error {
 	txn := k.DB.ReadTxn()
 	mayHave := map[netip.Addr]bool{}
 	var errs []error
-	var given map[netip.Addr]int // devices by address, once they are needed
-	refused := 0
+	var at map[netip.Addr]int // devices by address, once they are needed
+	refused, now := 0, k.now()
 	for ip := range k.IPs.All(txn) {
 		if !k.Enabled.Enabled || ip.IfIndex == 0 {
 			continue
@@ -229,8 +237,8 @@ func (k *keeper) followCandidates() error {
 			o = &owned{addr: ip.Addr}
 		}
 		o.isGone = false
-		at, _ := ip.At()
-		o.isKnown = o.isKnown || at != k.LocalNode.Name
+		node, _ := ip.At()
+		o.isKnown = o.isKnown || node != k.LocalNode.Name
 		if k.owned[ip.Addr] != nil && o.ifIndex == ip.IfIndex || !k.knowsOwners(txn, ip.Addr) {
 			continue
 		}
@@ -238,19 +246,33 @@ func (k *keeper) followCandidates() error {
 			refused++
 			continue
 		}
-		if given == nil {
+		if g := k.given[ip.Addr]; now < g.due {
+			errs = append(errs, g.err)
+			continue
+		}
+		if at == nil {
 			var err error
-			if given, err = devices(); err != nil {
+			if at, err = devices(); err != nil {
 				return err
 			}
 		}
-		if err := k.add(o, given[ip.Addr], ip.IfIndex); err != nil {
+		delete(k.given, ip.Addr)
+		if device := at[ip.Addr]; device != 0 && !o.assigned {
+			err := fmt.Errorf("%s was given to device %d by others: it is left alone", ip.Addr, device)
+			k.given[ip.Addr] = given{err, now + retryAssign}
+			errs = append(errs, err)
+		} else if err := k.add(o, ip.IfIndex); err != nil {
 			errs = append(errs, err)
 		}
 	}
 	if refused > 0 {
 		errs = append(errs, fmt.Errorf("%d addresses cannot come here: %s has room for %d",
 			refused, bpf.VotesMap, bpf.EgressIPs))
+	}
+	for addr := range k.given {
+		if !mayHave[addr] {
+			delete(k.given, addr)
+		}
 	}
 	for addr, o := range k.owned {
 		if mayHave[addr] {
@@ -269,11 +291,8 @@ func (k *keeper) followCandidates() error {
 	return errors.Join(errs...)
 }
 
-// add makes the entry of an address that a device has, 0 if none, or moves it to another device.
-func (k *keeper) add(o *owned, device int, ifIndex uint32) error {
-	if device != 0 && !o.assigned {
-		return fmt.Errorf("%s was given to device %d by others: it is left alone", o.addr, device)
-	}
+// add makes the entry of an address, or moves it to another device.
+func (k *keeper) add(o *owned, ifIndex uint32) error {
 	if o.assigned {
 		if err := remove(o.addr); err != nil {
 			return err
