@@ -144,6 +144,7 @@ func newWorld(p site, pods int, takes any) (*world, error) {
 			tables.Own(tables.NewCiliumNodeTable),
 			tables.Own(tables.NewEgressPolicyTable),
 			tables.Own(tables.NewEgressIPPoolTable),
+			tables.Own(tables.NewEgressVotersTable),
 			tables.Own(tables.NewEgressBGPPeerTable),
 			tables.Own(tables.NewNetworkPolicyTable),
 			tables.Own(tables.NewCIDRGroupTable),

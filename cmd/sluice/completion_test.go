@@ -35,7 +35,7 @@ func TestCompletion(t *testing.T) {
 	}{
 		{"sta", []string{"status"}},
 		{"completion ", []string{"bash", "fish", "zsh"}},
-		{"get egress-po", []string{"egress-policies", "egress-policy-status"}},
+		{"get egress-po", []string{"egress-policies", "egress-policy-status", "egress-port-demand"}},
 		{"get health ", nil},
 		{"get health -o ", []string{"json", "table", "wide", "yaml"}},
 		{"get --color ", []string{"always", "auto", "never"}},

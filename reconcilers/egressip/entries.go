@@ -33,28 +33,34 @@ func (e kernelEntries) voters() *ebpf.Map { return e.Map(bpf.VotersMap) }
 
 func keyOf(addr netip.Addr) bpf.ExitKey { return bpf.ExitKey{Addr: bpf.AddressFrom(addr)} }
 
-// all returns the entries of all addresses that this node may have.
-func (e kernelEntries) all() (map[netip.Addr]bpf.VotesValue, error) {
-	return read[bpf.VotesValue](e.votes(), bpf.EgressIPs)
-}
-
-// told returns which nodes have told that they have addresses.
-func (e kernelEntries) told() (map[netip.Addr]bpf.ToldValue, error) {
-	return read[bpf.ToldValue](e.Map(bpf.ToldMap), bpf.ToldEntries)
-}
-
-func read[V any](m *ebpf.Map, most int) (map[netip.Addr]V, error) {
-	entries := map[netip.Addr]V{}
-	keys, values := make([]bpf.ExitKey, most), make([]V, most)
-	var cursor ebpf.MapBatchCursor
-	n, err := m.BatchLookup(&cursor, keys, values, nil)
-	if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+// addrsOf returns the addresses that a map has entries of.
+func addrsOf(m *ebpf.Map) (addrs []netip.Addr, err error) {
+	var key bpf.ExitKey
+	var value []byte
+	entries := m.Iterate()
+	for entries.Next(&key, &value) {
+		addrs = append(addrs, key.Addr.Addr())
+	}
+	if err := entries.Err(); err != nil {
 		return nil, fmt.Errorf("read %s: %w", m, err)
 	}
-	for i := range n {
-		entries[keys[i].Addr.Addr()] = values[i]
+	return addrs, nil
+}
+
+// votesFor returns the entry of an address that this node may have.
+func (e kernelEntries) votesFor(addr netip.Addr) (v bpf.VotesValue, err error) {
+	if err := e.votes().Lookup(keyOf(addr), &v); err != nil {
+		return v, fmt.Errorf("read %s in %s: %w", addr, bpf.VotesMap, err)
 	}
-	return entries, nil
+	return v, nil
+}
+
+// told returns which node has told that it has an address.
+func (e kernelEntries) told(addr netip.Addr) (v bpf.ToldValue, err error) {
+	if err := e.Map(bpf.ToldMap).Lookup(keyOf(addr), &v); err != nil {
+		return v, fmt.Errorf("read %s in %s: %w", addr, bpf.ToldMap, err)
+	}
+	return v, nil
 }
 
 // expect has the programs note which node tells that it has an address.

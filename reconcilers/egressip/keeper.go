@@ -112,7 +112,7 @@ func (k *keeper) adopt() error {
 	}
 	k.kernelSet = set
 	k.voter.begin(k.now(), set.Term)
-	entries, err := k.entries.all()
+	addrs, err := addrsOf(k.entries.votes())
 	if err != nil {
 		return err
 	}
@@ -120,7 +120,11 @@ func (k *keeper) adopt() error {
 	if err != nil {
 		return err
 	}
-	for addr, entry := range entries {
+	for _, addr := range addrs {
+		entry, err := k.entries.votesFor(addr)
+		if err != nil {
+			return err
+		}
 		device := devices[addr]
 		o := &owned{addr: addr, ifIndex: entry.IfIndex, isKnown: true}
 		o.assigned = device != 0 && device == int(entry.IfIndex)
@@ -146,10 +150,6 @@ func (k *keeper) tick(ctx context.Context) error {
 	} else if k.IPs.NumObjects(k.DB.ReadTxn()) > 0 {
 		errs = append(errs, errors.New("no nodes vote yet: the operator chooses them"))
 	}
-	entries, err := k.entries.all()
-	if err != nil {
-		return errors.Join(append(errs, err)...)
-	}
 	k.takeChecks()
 	var has []netip.Addr
 	// Votes must go on: the work of a tick is bounded, and the next one goes on with the rest.
@@ -158,7 +158,9 @@ func (k *keeper) tick(ctx context.Context) error {
 	k.behind = false
 	for _, addr := range k.inTurn() {
 		o := k.owned[addr]
-		o.votes(entries[addr], k.kernelSet, k.set, now)
+		entry, err := k.entries.votesFor(addr)
+		errs = append(errs, err)
+		o.votes(entry, k.kernelSet, k.set, now)
 		if !k.behind && now >= until {
 			k.behind, k.resume = true, addr
 		}
@@ -302,7 +304,7 @@ func (k *keeper) add(o *owned, ifIndex uint32) error {
 	if err := k.entries.put(o.addr, bpf.VotesValue{IfIndex: ifIndex}); err != nil {
 		return err
 	}
-	o.ifIndex = ifIndex
+	o.ifIndex, o.own = ifIndex, bpf.Vote{}
 	k.owned[o.addr] = o
 	return nil
 }
@@ -327,20 +329,30 @@ func (k *keeper) translated(txn statedb.ReadTxn, addr netip.Addr) bool {
 	return found
 }
 
-// voteForSelf notes a vote of this node for itself.
+// voteForSelf notes a vote of this node for itself, once the one before is valid for half as long
+// only.
 func (k *keeper) voteForSelf(addr netip.Addr, until uint64) error {
-	if k.owned[addr] == nil {
+	o := k.owned[addr]
+	if o == nil {
 		return nil // it has no device for the address, or others have given it one
 	}
-	var v bpf.VotesValue
-	if err := k.entries.votes().Lookup(keyOf(addr), &v); err != nil {
-		return fmt.Errorf("read %s in %s: %w", addr, bpf.VotesMap, err)
+	vote := bpf.Vote{Until: until, Generation: uint64(k.set.Generation)}
+	if o.own.Generation == vote.Generation && until-o.own.Until < k.voter.term()/2 {
+		return nil
+	}
+	v, err := k.entries.votesFor(addr)
+	if err != nil {
+		return err
 	}
 	place := slices.IndexFunc(k.set.Voters, func(o tables.EgressVoter) bool {
 		return o.Node == k.LocalNode.Name
 	})
-	v.Votes[place] = bpf.Vote{Until: until, Generation: uint64(k.set.Generation)}
-	return k.entries.put(addr, v)
+	v.Votes[place] = vote
+	if err := k.entries.put(addr, v); err != nil {
+		return err
+	}
+	o.own = vote
+	return nil
 }
 
 // write makes the rows those of the addresses that this node may have.

@@ -36,6 +36,7 @@ type owned struct {
 	addr    netip.Addr
 	ifIndex uint32
 
+	own        bpf.Vote // of this node, as last noted
 	voters     []string // that vote for this node, in order of name
 	held       bool     // by a majority
 	generation uint32   // since when, as in the row

@@ -5,7 +5,6 @@ package egressip
 import (
 	"errors"
 	"fmt"
-	"maps"
 	"net/netip"
 	"slices"
 	"time"
@@ -127,14 +126,14 @@ func (h *teller) listen(has []netip.Addr) error {
 	if err := h.expect(txn); err != nil {
 		return err
 	}
-	told, err := h.entries.told()
-	if err != nil {
-		return err
-	}
 	now := h.now()
 	owners := map[netip.Addr]netip.Addr{}
-	for addr, v := range told {
-		if v.At != 0 && now-v.At < believedFor {
+	for addr := range h.expected {
+		v, err := h.entries.told(addr)
+		if err != nil {
+			return err
+		}
+		if v.At != 0 && (v.At >= now || now-v.At < believedFor) {
 			owners[addr] = v.Node.Addr()
 		}
 	}
@@ -175,14 +174,11 @@ func (h *teller) expect(txn statedb.ReadTxn) error {
 
 // adopt takes over the entries of a former agent.
 func (h *teller) adopt() error {
-	told, err := h.entries.told()
-	if err != nil {
-		return err
-	}
-	for addr := range maps.Keys(told) {
+	addrs, err := addrsOf(h.entries.Map(bpf.ToldMap))
+	for _, addr := range addrs {
 		h.expected[addr] = true
 	}
-	return nil
+	return err
 }
 
 func (h *teller) write(owners map[netip.Addr]netip.Addr) error {
