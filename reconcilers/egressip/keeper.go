@@ -329,15 +329,15 @@ func (k *keeper) translated(txn statedb.ReadTxn, addr netip.Addr) bool {
 	return found
 }
 
-// voteForSelf notes a vote of this node for itself, once the one before is valid for half as long
-// only.
+// voteForSelf notes a vote of this node for itself, unless the one before is valid for about as
+// long.
 func (k *keeper) voteForSelf(addr netip.Addr, until uint64) error {
 	o := k.owned[addr]
 	if o == nil {
 		return nil // it has no device for the address, or others have given it one
 	}
 	vote := bpf.Vote{Until: until, Generation: uint64(k.set.Generation)}
-	if o.own.Generation == vote.Generation && until-o.own.Until < k.voter.term()/2 {
+	if o.own.Generation == vote.Generation && until-o.own.Until < k.voter.term()/4 {
 		return nil
 	}
 	v, err := k.entries.votesFor(addr)

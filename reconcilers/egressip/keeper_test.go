@@ -225,7 +225,14 @@ func (w *world) wants(addr netip.Addr, node string) {
 
 func (w *world) eventually(what string, holds func() bool) {
 	w.Helper()
-	require.Eventually(w, holds, 20*time.Second, 10*time.Millisecond, what)
+	for end := time.Now().Add(20 * time.Second); !holds(); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(end) {
+			w.health.Lock()
+			defer w.health.Unlock()
+			rows := statedb.Collect(w.Leases.All(w.db.ReadTxn()))
+			require.Fail(w, what, "%s: %v; leases %+v", w.health.Status, w.health.Error, rows)
+		}
+	}
 }
 
 func (w *world) has(addr netip.Addr) bool {
