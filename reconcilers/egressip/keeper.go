@@ -357,33 +357,14 @@ func (k *keeper) voteForSelf(addr netip.Addr, until uint64) error {
 
 // write makes the rows those of the addresses that this node may have.
 func (k *keeper) write() error {
-	wtxn := k.DB.WriteTxn(k.Leases)
-	defer wtxn.Abort()
-	changed := false
+	var rows []*tables.EgressIPLease
 	for _, o := range k.owned {
-		row := o.row()
-		former, _, found := k.Leases.Get(wtxn, tables.EgressIPLeaseByAddr(o.addr))
-		if found && row.Equal(former) {
-			continue
-		}
-		changed = true
-		if _, _, err := k.Leases.Insert(wtxn, row); err != nil {
-			return fmt.Errorf("write the lease of %s: %w", o.addr, err)
-		}
+		rows = append(rows, o.row())
 	}
-	for row := range k.Leases.All(wtxn) {
-		if k.owned[row.Addr] != nil {
-			continue
-		}
-		changed = true
-		if _, _, err := k.Leases.Delete(wtxn, row); err != nil {
-			return fmt.Errorf("delete the lease of %s: %w", row.Addr, err)
-		}
+	by := func(row *tables.EgressIPLease) statedb.Query[*tables.EgressIPLease] {
+		return tables.EgressIPLeaseByAddr(row.Addr)
 	}
-	if changed {
-		wtxn.Commit()
-	}
-	return nil
+	return setRows(k.DB, k.Leases, by, (*tables.EgressIPLease).Equal, rows)
 }
 
 // report says in health what is wrong, when that is not what it said last.

@@ -182,33 +182,15 @@ func (h *teller) adopt() error {
 }
 
 func (h *teller) write(owners map[netip.Addr]netip.Addr) error {
-	changed := false
-	wtxn := h.DB.WriteTxn(h.Owners)
-	defer wtxn.Abort()
+	var rows []*tables.EgressIPOwner
 	for addr, node := range owners {
-		row := &tables.EgressIPOwner{Addr: addr, NodeAddr: node}
-		former, _, found := h.Owners.Get(wtxn, tables.EgressIPOwnerByAddr(addr))
-		if found && *former == *row {
-			continue
-		}
-		changed = true
-		if _, _, err := h.Owners.Insert(wtxn, row); err != nil {
-			return fmt.Errorf("write the owner of %s: %w", addr, err)
-		}
+		rows = append(rows, &tables.EgressIPOwner{Addr: addr, NodeAddr: node})
 	}
-	for row := range h.Owners.All(wtxn) {
-		if owners[row.Addr].IsValid() {
-			continue
-		}
-		changed = true
-		if _, _, err := h.Owners.Delete(wtxn, row); err != nil {
-			return fmt.Errorf("delete the owner of %s: %w", row.Addr, err)
-		}
+	by := func(row *tables.EgressIPOwner) statedb.Query[*tables.EgressIPOwner] {
+		return tables.EgressIPOwnerByAddr(row.Addr)
 	}
-	if changed {
-		wtxn.Commit()
-	}
-	return nil
+	equal := func(a, b *tables.EgressIPOwner) bool { return *a == *b }
+	return setRows(h.DB, h.Owners, by, equal, rows)
 }
 
 // transport sends frames to other nodes.

@@ -3,9 +3,11 @@
 package egressip
 
 import (
-	"fmt"
 	"net/netip"
+	"slices"
 	"time"
+
+	"github.com/cilium/statedb"
 
 	"github.com/sluice-net/sluice/tables"
 )
@@ -49,6 +51,8 @@ func (u *untaken) follow(votes []*tables.EgressIPVote, now uint64) error {
 			continue
 		}
 		if now-former.since >= takeWithin {
+			u.Log.Warn("A node does not take an egress address: another one is tried",
+				"address", vote.Addr, "node", vote.Node)
 			untaken = append(untaken, &tables.EgressIPUntaken{
 				Addr: vote.Addr, Node: vote.Node, Since: time.Now(),
 			})
@@ -60,35 +64,17 @@ func (u *untaken) follow(votes []*tables.EgressIPVote, now uint64) error {
 			delete(u.since, addr)
 		}
 	}
-	if len(untaken) == 0 && u.Untaken.NumObjects(txn) == 0 {
-		return nil
-	}
-	return u.write(untaken, used)
-}
-
-// write adds rows, and removes those that are old or of addresses that are not used any more.
-func (u *untaken) write(added []*tables.EgressIPUntaken, used map[netip.Addr]bool) error {
-	wtxn := u.DB.WriteTxn(u.Untaken)
-	defer wtxn.Abort()
-	changed := len(added) > 0
-	for row := range u.Untaken.All(wtxn) {
-		if used[row.Addr] && time.Since(row.Since) < avoidFor {
-			continue
-		}
-		changed = true
-		if _, _, err := u.Untaken.Delete(wtxn, row); err != nil {
-			return fmt.Errorf("delete that %s has not taken %s: %w", row.Node, row.Addr, err)
+	for row := range u.Untaken.All(txn) {
+		isAgain := slices.ContainsFunc(untaken, func(o *tables.EgressIPUntaken) bool {
+			return o.Addr == row.Addr && o.Node == row.Node
+		})
+		if used[row.Addr] && !isAgain && time.Since(row.Since) < avoidFor {
+			untaken = append(untaken, row)
 		}
 	}
-	for _, row := range added {
-		u.Log.Warn("A node does not take an egress address: another one is tried",
-			"address", row.Addr, "node", row.Node)
-		if _, _, err := u.Untaken.Insert(wtxn, row); err != nil {
-			return fmt.Errorf("write that %s has not taken %s: %w", row.Node, row.Addr, err)
-		}
+	by := func(row *tables.EgressIPUntaken) statedb.Query[*tables.EgressIPUntaken] {
+		return tables.EgressIPUntakenBy(row.Addr, row.Node)
 	}
-	if changed {
-		wtxn.Commit()
-	}
-	return nil
+	equal := func(a, b *tables.EgressIPUntaken) bool { return *a == *b }
+	return setRows(u.DB, u.Untaken, by, equal, untaken)
 }

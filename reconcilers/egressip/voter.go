@@ -202,35 +202,9 @@ func (v *voter) forget(txn statedb.ReadTxn, now uint64, ballots map[netip.Addr][
 
 // write makes the rows of table egress-ip-votes these.
 func (v *voter) write(rows []*tables.EgressIPVote) error {
-	if rows == nil && v.Votes.NumObjects(v.DB.ReadTxn()) == 0 {
-		return nil
+	by := func(row *tables.EgressIPVote) statedb.Query[*tables.EgressIPVote] {
+		return tables.EgressIPVoteByAddr(row.Addr)
 	}
-	wtxn := v.DB.WriteTxn(v.Votes)
-	defer wtxn.Abort()
-	changed := false
-	used := map[netip.Addr]bool{}
-	for _, row := range rows {
-		used[row.Addr] = true
-		former, _, found := v.Votes.Get(wtxn, tables.EgressIPVoteByAddr(row.Addr))
-		if found && *former == *row {
-			continue
-		}
-		changed = true
-		if _, _, err := v.Votes.Insert(wtxn, row); err != nil {
-			return fmt.Errorf("write the vote for %s: %w", row.Addr, err)
-		}
-	}
-	for row := range v.Votes.All(wtxn) {
-		if used[row.Addr] {
-			continue
-		}
-		changed = true
-		if _, _, err := v.Votes.Delete(wtxn, row); err != nil {
-			return fmt.Errorf("delete the vote for %s: %w", row.Addr, err)
-		}
-	}
-	if changed {
-		wtxn.Commit()
-	}
-	return nil
+	equal := func(a, b *tables.EgressIPVote) bool { return *a == *b }
+	return setRows(v.DB, v.Votes, by, equal, rows)
 }
