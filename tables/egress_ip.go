@@ -14,7 +14,7 @@ type EgressIP struct {
 	Pool     string     `json:"pool"`
 	Policies []string   `json:"policies"` // that name it, in order of precedence
 
-	Node     string     `json:"node,omitempty"`    // that shall have it, as this one finds; empty: none
+	Node     string     `json:"node,omitempty"`    // that shall have it, as this one finds, or none
 	NodeAddr netip.Addr `json:"nodeAddr,omitzero"` // underlay address of the node
 	Reason   string     `json:"reason,omitempty"`  // why no node, or this one by no device
 

@@ -203,8 +203,8 @@ struct exit_value {
 };
 
 /* sluice_votes: egress addresses that this node may have, with the votes for it. Its key is an
- * exit_key. The node has an address as long as a majority of the voters votes for it; at other times
- * it neither answers for the address nor sends with it. */
+ * exit_key. The node has an address as long as a majority of the voters votes for it; at other
+ * times it neither answers for the address nor sends with it. */
 
 #define EGRESS_VOTERS 5
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 
-/* Which egress addresses that move this node has: those for which a majority of the voters votes for
- * it, until the votes run out. So a node that is cut off has none soon, as another one may have
- * them. */
+/* Which egress addresses that move this node has: those for which a majority of the voters votes
+ * for it, until the votes run out. So a node that is cut off has none soon, as another one may
+ * have them. */
 
 #pragma once
 

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 
-/* Messages about egress addresses that move, over the overlay, as probes are. The programs note them
- * whether or not the agent runs.
+/* Messages about egress addresses that move, over the overlay, as probes are. The programs note
+ * them whether or not the agent runs.
  *
  * Votes: a node tells another one which addresses it shall have, again and again. The answer is the
- * time here, with the nonce of the votes, which is greater than any before. The voter sends that time
- * back with its next votes: they are valid for a term from that time on. So they run out here before
- * the voter, which counts the term from when it got the answer, votes for another node, however long
- * packets are on their way.
+ * time here, with the nonce of the votes, which is greater than any before. The voter sends that
+ * time back with its next votes: they are valid for a term from that time on. So they run out here
+ * before the voter, which counts the term from when it got the answer, votes for another node,
+ * however long packets are on their way.
  *
  * Owners: a node tells all others which addresses it has, so that they send there. */
 
@@ -42,12 +42,14 @@ struct clock_frame {
 /* Reads the address at a place in a frame of votes. */
 static __always_inline long vote_at(struct __sk_buff *ctx, __u32 place, struct address *addr)
 {
-	return bpf_skb_load_bytes(ctx, sizeof(struct votes_frame) + place * sizeof(*addr), addr, sizeof(*addr));
+	return bpf_skb_load_bytes(ctx, sizeof(struct votes_frame) + place * sizeof(*addr), addr,
+				  sizeof(*addr));
 }
 
 /* Returns the MAC of a frame of votes, or of an owner, 0 if it is malformed. */
-SUBPROGRAM __u64 votes_mac(struct __sk_buff *ctx, const struct votes_frame *votes, const struct address *from,
-			   const struct address *to, const struct overlay_key *key)
+SUBPROGRAM __u64 votes_mac(struct __sk_buff *ctx, const struct votes_frame *votes,
+			   const struct address *from, const struct address *to,
+			   const struct overlay_key *key)
 {
 	struct address addr;
 	struct siphash s;
@@ -73,8 +75,8 @@ SUBPROGRAM __u64 votes_mac(struct __sk_buff *ctx, const struct votes_frame *vote
 }
 
 /* Returns the MAC of the answer to votes. */
-SUBPROGRAM __u64 clock_mac(const struct clock_frame *answer, const struct address *from, const struct address *to,
-			   const struct overlay_key *key)
+SUBPROGRAM __u64 clock_mac(const struct clock_frame *answer, const struct address *from,
+			   const struct address *to, const struct overlay_key *key)
 {
 	struct siphash s;
 	bool ipv4;
@@ -93,10 +95,12 @@ SUBPROGRAM __u64 clock_mac(const struct clock_frame *answer, const struct addres
 static __always_inline bool is_mac(const struct proof *proof, __u64 mac)
 {
 	return proof->local == PROOF_LOCAL && proof->local_too == PROOF_LOCAL &&
-	       !__builtin_memcmp(proof->first, &mac, 4) && !__builtin_memcmp(proof->second, (__u8 *)&mac + 4, 4);
+	       !__builtin_memcmp(proof->first, &mac, 4) &&
+	       !__builtin_memcmp(proof->second, (__u8 *)&mac + 4, 4);
 }
 
-static __always_inline const struct overlay_key *key_of_number(const struct overlay_keys_value *keys, __u8 number)
+static __always_inline const struct overlay_key *
+key_of_number(const struct overlay_keys_value *keys, __u8 number)
 {
 	for (__u32 i = 0; i < OVERLAY_KEYS; i++)
 		if (i < keys->count && keys->keys[i].number == number)
@@ -105,7 +109,8 @@ static __always_inline const struct overlay_key *key_of_number(const struct over
 }
 
 /* Notes the votes of a frame, if the node that sent them votes. */
-SUBPROGRAM int note_votes(struct __sk_buff *ctx, const struct votes_frame *votes, const struct address *node)
+SUBPROGRAM int note_votes(struct __sk_buff *ctx, const struct votes_frame *votes,
+			  const struct address *node)
 {
 	const struct voters_value *voters = egress_voters();
 	__u64 now = bpf_ktime_get_boot_ns();
@@ -143,7 +148,8 @@ SUBPROGRAM int note_votes(struct __sk_buff *ctx, const struct votes_frame *votes
 }
 
 /* Takes votes from a node, and answers. Returns a verdict, or a reason, negative, to drop them. */
-SUBPROGRAM int take_votes(struct __sk_buff *ctx, const struct config_value *cfg, const struct address *node)
+SUBPROGRAM int take_votes(struct __sk_buff *ctx, const struct config_value *cfg,
+			  const struct address *node)
 {
 	const struct overlay_keys_value *keys = overlay_keys();
 	const struct overlay_key *key;
@@ -171,13 +177,16 @@ SUBPROGRAM int take_votes(struct __sk_buff *ctx, const struct config_value *cfg,
 	mac = clock_mac(&answer, &cfg->underlay, node, key);
 	__builtin_memcpy(answer.proof.first, &mac, 4);
 	__builtin_memcpy(answer.proof.second, (__u8 *)&mac + 4, 4);
-	if (bpf_skb_change_tail(ctx, sizeof(answer), 0) || bpf_skb_store_bytes(ctx, 0, &answer, sizeof(answer), 0))
+	if (bpf_skb_change_tail(ctx, sizeof(answer), 0) ||
+	    bpf_skb_store_bytes(ctx, 0, &answer, sizeof(answer), 0))
 		return -REASON_WRITE_FAILED;
 	return encapsulate(ctx, cfg, node);
 }
 
-/* Takes the time of a node, which has answered votes. Returns 0, or a reason, negative, to drop it. */
-SUBPROGRAM int take_clock(struct __sk_buff *ctx, const struct config_value *cfg, const struct address *node)
+/* Takes the time of a node, which has answered votes. Returns 0, or a reason, negative, to drop
+ * it. */
+SUBPROGRAM int take_clock(struct __sk_buff *ctx, const struct config_value *cfg,
+			  const struct address *node)
 {
 	const struct overlay_keys_value *keys = overlay_keys();
 	const struct overlay_key *key;
@@ -198,7 +207,8 @@ SUBPROGRAM int take_clock(struct __sk_buff *ctx, const struct config_value *cfg,
 }
 
 /* Takes which addresses a node has. Returns 0, or a reason, negative, to drop it. */
-SUBPROGRAM int take_owner(struct __sk_buff *ctx, const struct config_value *cfg, const struct address *node)
+SUBPROGRAM int take_owner(struct __sk_buff *ctx, const struct config_value *cfg,
+			  const struct address *node)
 {
 	const struct overlay_keys_value *keys = overlay_keys();
 	const struct overlay_key *key;

@@ -102,8 +102,8 @@ func newMap[K, V any](t *testing.T, entries uint32) *ebpf.Map {
 	var value V
 	m, err := ebpf.NewMap(&ebpf.MapSpec{
 		Type: ebpf.Hash, KeySize: uint32(unsafe.Sizeof(key)), ValueSize: uint32(unsafe.Sizeof(value)),
-		MaxEntries: entries, Key: &btf.Array{Type: word, Index: word, Nelems: uint32(unsafe.Sizeof(key) / 4)},
-		Value: withLock(uint32(unsafe.Sizeof(value))),
+		MaxEntries: entries, Value: withLock(uint32(unsafe.Sizeof(value))),
+		Key: &btf.Array{Type: word, Index: word, Nelems: uint32(unsafe.Sizeof(key) / 4)},
 	})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, m.Close()) })

@@ -92,12 +92,15 @@ func TestWrongEgressVoters(t *testing.T) {
 		set(``):                          "voters: required",
 		set(six):                         "voters: 6 are more than 5",
 		set(`{"addr": "10.0.0.1"}`):      "voters[0].node: required",
-		set(`{"node": "a/b", "addr": "10.0.0.1"}`):            `voters[0].node: "a/b" is no name`,
-		set(`{"node": "node-1"}`):                             "voters[0].addr: is empty",
-		set(`{"node": "a", "addr": "10.0.0.256"}`):            `voters[0].addr: "10.0.0.256": `,
-		set(`{"node": "a", "addr": "0.0.0.0"}`):               `voters[0].addr: "0.0.0.0": is not the address of a host`,
-		set(one + `, {"node": "node-1", "addr": "10.0.0.2"}`): `voters[1]: "node-1" or 10.0.0.2 is that of a voter before`,
-		set(one + `, {"node": "node-2", "addr": "10.0.0.1"}`): `voters[1]: "node-2" or 10.0.0.1 is that of a voter before`,
+		set(`{"node": "a/b", "addr": "10.0.0.1"}`): `voters[0].node: "a/b" is no name`,
+		set(`{"node": "node-1"}`):                  "voters[0].addr: is empty",
+		set(`{"node": "a", "addr": "10.0.0.256"}`): `voters[0].addr: "10.0.0.256": `,
+		set(`{"node": "a", "addr": "0.0.0.0"}`): `voters[0].addr: "0.0.0.0": ` +
+			`is not the address of a host`,
+		set(one + `, {"node": "node-1", "addr": "10.0.0.2"}`): `voters[1]: "node-1" or 10.0.0.2 ` +
+			`is that of a voter before`,
+		set(one + `, {"node": "node-2", "addr": "10.0.0.1"}`): `voters[1]: "node-2" or 10.0.0.1 ` +
+			`is that of a voter before`,
 	} {
 		row := decodeVoters(t, votersObject(t, tables.EgressVotersName, text))
 		require.Contains(t, row.Error, "data.voters: "+reason, text)
