@@ -16,14 +16,21 @@ const (
 // BlockPortMin is the first port of block 0 of an egress address that moves.
 const BlockPortMin = 1024
 
+// BlockFlags are flags of a [BlockValue].
+type BlockFlags uint16
+
+// BlockFixed is of an address that a node has by others: it does not move.
+const BlockFixed BlockFlags = 1 << 0
+
 // BlockValue is the value of sluice_blocks, whose key is an [ExitKey]: an egress address that moves
-// between nodes. The nodes of pods translate to it by ports of their own, and send what they have
-// translated to the gateway.
+// between nodes, or is fixed. The nodes of pods translate to it by ports of their own, and send
+// what they have translated to the gateway.
 type BlockValue struct {
 	Gateway Address                     // underlay address of the node that has it; none: no node has
 	Ports   [SharedPortRanges]PortRange // of this node, which its pods may get
 	Size    uint32                      // ports of a block
-	Closed  uint32                      // so many of Ports, the last ones, are for no new flows
+	Closed  uint16                      // so many of Ports, the last ones, are for no new flows
+	Flags   BlockFlags
 }
 
 // NewPorts returns the ranges of which new flows may get ports.
@@ -42,10 +49,13 @@ func (v BlockValue) String() string {
 	if v.Closed > 0 {
 		text += fmt.Sprintf(" closed=%d", v.Closed)
 	}
+	if v.Flags&BlockFixed != 0 {
+		text += " fixed"
+	}
 	return text
 }
 
-// OwnerKey is the key of sluice_owners: a block of ports of an egress address that moves.
+// OwnerKey is the key of sluice_owners: a block of ports of an egress address.
 type OwnerKey struct {
 	Egress Address
 	Block  uint32

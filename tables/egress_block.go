@@ -12,13 +12,14 @@ import (
 	"github.com/sluice-net/sluice/bpf"
 )
 
-// EgressBlock is an egress address that moves, as this node sends traffic by it: with which ports,
+// EgressBlock is an egress address of a pool, as this node sends traffic by it: with which ports,
 // and to which node. An entry of sluice_blocks.
 type EgressBlock struct {
 	Addr    netip.Addr `json:"addr"`
 	Pool    string     `json:"pool"`
 	Node    string     `json:"node,omitempty"`   // that shall have the address; empty: none
 	Gateway netip.Addr `json:"gateway,omitzero"` // underlay address of the node
+	Fixed   bool       `json:"fixed,omitempty"`  // it does not move: see [EgressIP]
 
 	// Ports are those that pods of this node leave with: its blocks, as far as there is room.
 	Ports  [bpf.SharedPortRanges]bpf.PortRange `json:"ports"`
@@ -49,10 +50,14 @@ func (b *EgressBlock) MapKey() bpf.ExitKey { return bpf.ExitKey{Addr: bpf.Addres
 
 // MapValue is the value in sluice_blocks.
 func (b *EgressBlock) MapValue() bpf.BlockValue {
-	return bpf.BlockValue{
-		Gateway: bpf.AddressFrom(b.Gateway), Ports: b.Ports, Closed: uint32(b.Closed),
+	v := bpf.BlockValue{
+		Gateway: bpf.AddressFrom(b.Gateway), Ports: b.Ports, Closed: uint16(b.Closed),
 		Size: uint32(b.Size),
 	}
+	if b.Fixed {
+		v.Flags = bpf.BlockFixed
+	}
+	return v
 }
 
 // TableHeader implements [statedb.TableWritable].
@@ -83,9 +88,9 @@ var (
 	egressBlockAddrIndex = UniqueIndex("addr", AddrKeys,
 		func(b *EgressBlock) netip.Addr { return b.Addr })
 
-	// EgressBlockByAddr queries how this node sends traffic by an egress address that moves.
+	// EgressBlockByAddr queries how this node sends traffic by an egress address of a pool.
 	EgressBlockByAddr = egressBlockAddrIndex.Query
 )
 
-// NewEgressBlockTable creates the table of egress addresses that move, as this node uses them.
+// NewEgressBlockTable creates the table of egress addresses of pools, as this node uses them.
 var NewEgressBlockTable = Declare("egress-blocks", egressBlockAddrIndex)

@@ -8,10 +8,12 @@ import (
 )
 
 // EgressIP is an egress address that moves: a policy names it, and it is one of a pool. All
-// nodes find the same node for it; where it is this one, the row says by which device.
+// nodes find the same node for it; where it is this one, the row says by which device. A fixed one
+// is of a pool of addresses that nodes have by others, and stays at its owner: no node votes on it.
 type EgressIP struct {
 	Addr     netip.Addr `json:"addr"`
 	Pool     string     `json:"pool"`
+	Fixed    bool       `json:"fixed,omitempty"`
 	Policies []string   `json:"policies"` // that name it, in order of precedence
 
 	Node     string     `json:"node,omitempty"`    // that shall have it, as this one finds, or none
@@ -19,17 +21,17 @@ type EgressIP struct {
 	Reason   string     `json:"reason,omitempty"`  // why no node, or this one by no device
 
 	// Owner is the node that has it, as that has told; empty if none has told of late, or if it is
-	// lost for this node.
+	// lost for this node. Of a fixed one it is the node that policies elect.
 	Owner     string     `json:"owner,omitempty"`
 	OwnerAddr netip.Addr `json:"ownerAddr,omitzero"` // underlay address of the owner
 
-	IfIndex uint32 `json:"ifIndex,omitempty"` // of this node, if it may have the address
+	IfIndex uint32 `json:"ifIndex,omitempty"` // of this node, if it may have the address, or has a fixed one
 	Device  string `json:"device,omitempty"`
 }
 
 // Equal reports whether two rows say the same.
 func (e *EgressIP) Equal(o *EgressIP) bool {
-	return e.Addr == o.Addr && e.Pool == o.Pool && slices.Equal(e.Policies, o.Policies) &&
+	return e.Addr == o.Addr && e.Pool == o.Pool && e.Fixed == o.Fixed && slices.Equal(e.Policies, o.Policies) &&
 		e.Node == o.Node && e.NodeAddr == o.NodeAddr && e.Reason == o.Reason &&
 		e.Owner == o.Owner && e.OwnerAddr == o.OwnerAddr &&
 		e.IfIndex == o.IfIndex && e.Device == o.Device
@@ -61,9 +63,9 @@ var (
 	egressIPAddrIndex = UniqueIndex("addr", AddrKeys,
 		func(e *EgressIP) netip.Addr { return e.Addr })
 
-	// EgressIPByAddr queries an egress address that moves.
+	// EgressIPByAddr queries an egress address that moves, or is fixed.
 	EgressIPByAddr = egressIPAddrIndex.Query
 )
 
-// NewEgressIPTable creates the table of egress addresses that move.
+// NewEgressIPTable creates the table of egress addresses of pools.
 var NewEgressIPTable = Declare("egress-ips", egressIPAddrIndex)

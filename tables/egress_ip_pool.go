@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// EgressIPPool is a set of egress addresses that move between nodes, from an EgressIPPool
-// object. An item of its addresses that does not parse is left out; any other mistake is in
+// EgressIPPool is a set of egress addresses that move between nodes, or are fixed, from an
+// EgressIPPool object. An item of its addresses that does not parse is left out; any other mistake is in
 // Error, and then the pool keeps its addresses but gives them to no node.
 type EgressIPPool struct {
 	Name    string    `json:"name"`
@@ -22,6 +22,10 @@ type EgressIPPool struct {
 	Prefixes []netip.Prefix `json:"prefixes,omitempty"` // masked
 	Ranges   []AddrRange    `json:"ranges,omitempty"`
 	Excluded []netip.Prefix `json:"excluded,omitempty"` // masked
+
+	// Fixed says that nodes have the addresses by others: they do not move, and are given to no
+	// policy. What the pool gives is ports.
+	Fixed bool `json:"fixed,omitempty"`
 
 	// Nodes is the canonical label selector of the nodes that may have the addresses; empty
 	// selects all.
@@ -100,7 +104,7 @@ func InOrder[Object interface{ Before(Object) bool }](a, b Object) int {
 // TableHeader implements [statedb.TableWritable].
 func (*EgressIPPool) TableHeader() []string {
 	return []string{
-		"Name", "Addresses", "Excluded", "Nodes", "MaxPerNode", "Blocks", "Allocations", "Errors",
+		"Name", "Addresses", "Excluded", "Fixed", "Nodes", "MaxPerNode", "Blocks", "Allocations", "Errors",
 	}
 }
 
@@ -108,7 +112,7 @@ func (*EgressIPPool) TableHeader() []string {
 func (p *EgressIPPool) TableRow() []string {
 	return []string{
 		p.Name, listColumn(append(stringsOf(p.Prefixes), stringsOf(p.Ranges)...), ", "),
-		listColumn(stringsOf(p.Excluded), ", "), orDash(p.Nodes), strconv.Itoa(p.MaxPerNode),
+		listColumn(stringsOf(p.Excluded), ", "), trueOrDash(p.Fixed), orDash(p.Nodes), strconv.Itoa(p.MaxPerNode),
 		fmt.Sprintf("%d/%d", len(p.Blocks), PortBlocks(p.PortsPerBlock)),
 		listColumn(stringsOf(p.Allocations), ", "), errorColumn(p.Errors),
 	}
@@ -122,7 +126,7 @@ var (
 	EgressIPPoolByName = egressIPPoolNameIndex.Query
 )
 
-// NewEgressIPPoolTable creates the table of pools of egress addresses that move.
+// NewEgressIPPoolTable creates the table of pools of egress addresses.
 var NewEgressIPPoolTable = Declare("egress-ip-pools", egressIPPoolNameIndex)
 
 // EgressIPs says whether egress addresses of pools move between nodes.

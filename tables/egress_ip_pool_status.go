@@ -66,6 +66,7 @@ type PoolAddresses struct {
 const (
 	ConditionBlocksAssigned    = "BlocksAssigned"    // each node has a block of ports
 	ConditionAddressesAssigned = "AddressesAssigned" // each policy that names the pool has an address
+	ConditionAddressesUsable   = "AddressesUsable"   // no fixed one is an internal one of a Node
 )
 
 // PoolCondition is a condition of a pool.

@@ -93,6 +93,9 @@ func allocatedBy(
 	if !found {
 		return addr, "there is no EgressIPPool " + name + ", or --egress-ips is off"
 	}
+	if pool.Fixed {
+		return addr, "EgressIPPool " + name + " is fixed: the policy has to name an address as egressIP"
+	}
 	for _, a := range pool.Allocations {
 		if a.Policy == policy && pool.Contains(a.Addr) {
 			return a.Addr, ""

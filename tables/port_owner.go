@@ -13,7 +13,7 @@ import (
 	"github.com/sluice-net/sluice/bpf"
 )
 
-// PortOwner is the node that has a block of ports of an egress address that moves: replies to them
+// PortOwner is the node that has a block of ports of an egress address of a pool: replies to them
 // go there. An entry of sluice_owners.
 type PortOwner struct {
 	bpf.OwnerKey `yaml:",inline"`

@@ -25,7 +25,8 @@ type programsBlockValue struct {
 		Last  uint16
 	}
 	Size   uint32
-	Closed uint32
+	Closed uint16
+	Flags  uint16
 }
 
 type programsBucketKey struct {

@@ -4,14 +4,19 @@
  * translates its packets, by a port of a block that no other node has of the address, and sends
  * them to the gateway that has the address now. The gateway sends them out as they are, and
  * replies to the node that has the block of their port. It keeps nothing of a connection, so
- * the next gateway goes on with it. */
+ * the next gateway goes on with it.
+ *
+ * A fixed address is served in the same way, by the gateway that has it: so connections go on
+ * when that has booted. Of such an address its host may send too: to_netdev gives it ports of
+ * this node's blocks, so that replies come back. */
 
 #pragma once
 
 #include "lease.h"
 #include "track.h"
 
-/* Reports whether an address is an egress address that moves. */
+/* Reports whether an address is an egress address with blocks of ports: one that moves, or a
+ * fixed one. */
 static __noinline int moves(const struct address *egress, const struct config_value *cfg)
 {
 	return block_of(egress, cfg) != NULL;
@@ -30,15 +35,30 @@ owner_of(const struct block_value *block, const struct address *egress, __be16 p
 	return bpf_map_lookup_elem(&sluice_owners, &key);
 }
 
-/* Prepares a local pod's packet for being translated here, if d->gateway is an egress address that
- * moves. What is of the other family goes to the node that has the address, which translates it to
+/* Returns the device by which this node sends with an egress address, or why, negative, it does
+ * not. */
+static __always_inline int device_of(const struct address *egress, const struct block_value *block)
+{
+	const struct exit_value *exit;
+	const struct votes_value *v;
+
+	if (is_fixed(block)) {
+		exit = bpf_map_lookup_elem(&sluice_exits, egress);
+		return exit ? (int)exit->ifindex : -REASON_NO_EGRESS_IP;
+	}
+	v = votes_for(egress);
+	return v && is_held(v) ? (int)v->ifindex : -REASON_NOT_OWNED;
+}
+
+/* Prepares a local pod's packet for being translated here, if d->gateway is an egress address with
+ * blocks. What is of the other family goes to the node that has the address, which translates it to
  * another one. Returns 0, or a reason, negative, if there is no such node. */
 SUBPROGRAM int enter_block(struct __sk_buff *ctx, const struct packet *p, struct decision *d,
 			   const struct config_value *cfg)
 {
 	const struct block_value *block;
-	const struct votes_value *v;
 	struct ct_entry *e;
+	int device;
 
 	if (!p || !d || !cfg)
 		return -REASON_WRITE_FAILED;
@@ -59,10 +79,10 @@ SUBPROGRAM int enter_block(struct __sk_buff *ctx, const struct packet *p, struct
 	d->exit = cfg->overlay_ifindex;
 	if (!same_address(&block->gateway, &cfg->underlay))
 		return 0;
-	v = votes_for(&d->egress);
-	if (!v || !is_held(v))
-		return -REASON_NOT_OWNED;
-	d->exit = v->ifindex;
+	device = device_of(&d->egress, block);
+	if (device < 0)
+		return device;
+	d->exit = device;
 	return hop(ctx, p);
 }
 
@@ -100,8 +120,7 @@ SUBPROGRAM int block_to_outside(struct __sk_buff *ctx, const struct packet *p, s
 {
 	const struct block_value *block;
 	const struct owner_value *owner;
-	const struct votes_value *v;
-	int err;
+	int device, err;
 
 	if (!p || !d || !cfg || !node)
 		return -REASON_WRITE_FAILED;
@@ -111,25 +130,27 @@ SUBPROGRAM int block_to_outside(struct __sk_buff *ctx, const struct packet *p, s
 	owner = block ? owner_of(block, &p->flow.saddr, p->flow.sport) : NULL;
 	if (!owner || !same_address(&owner->node, node) || !same_address(&p->source, &p->flow.saddr))
 		return -REASON_OTHER_BLOCK;
-	v = votes_for(&p->flow.saddr);
-	if (!v || !is_held(v))
-		return -REASON_NOT_OWNED;
+	device = device_of(&p->flow.saddr, block);
+	if (device < 0)
+		return device;
 	if (known_of_destination(&p->flow, d->slot))
 		return -REASON_NO_RULE;
 	d->egress = p->flow.saddr;
-	d->exit = v->ifindex;
-	err = fits(ctx, p, d, v->ifindex) ?: hop(ctx, p);
+	d->exit = device;
+	err = fits(ctx, p, d, device) ?: hop(ctx, p);
 	return err ?: to_outside(ctx, d, cfg);
 }
 
 /* At the gateway: sends a reply to the node that has its port. Returns 0 if that is this
  * one, or if it is no reply. Before the programs know that node, or that the address is here, the
- * reply is dropped: the host would reset the connection. */
+ * reply is dropped: the host would reset the connection. A fixed address without exit is the
+ * host's alone. */
 SUBPROGRAM int block_from_outside(struct __sk_buff *ctx, struct packet *p, struct decision *d,
 				  const struct config_value *cfg)
 {
 	const struct block_value *block;
 	const struct owner_value *owner;
+	int device;
 
 	if (!p || !d || !cfg)
 		return 0;
@@ -138,9 +159,10 @@ SUBPROGRAM int block_from_outside(struct __sk_buff *ctx, struct packet *p, struc
 	    (!block && !votes_for(&p->flow.daddr)))
 		return 0;
 	owner = block ? owner_of(block, &p->flow.daddr, p->flow.dport) : NULL;
-	if (owner && same_address(&owner->node, &cfg->underlay))
+	device = device_of(&p->flow.daddr, block);
+	if ((owner && same_address(&owner->node, &cfg->underlay)) || (is_fixed(block) && device < 0))
 		return 0;
-	if (!owner || !is_held(votes_for(&p->flow.daddr)))
+	if (!owner || device < 0)
 		return -REASON_NOT_OWNED;
 	keep_ports(p);
 	d->gateway = p->flow.daddr;

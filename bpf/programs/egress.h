@@ -335,11 +335,16 @@ SUBPROGRAM __u32 decide_service(const struct tuple *t, struct decision *d)
 	return no_address(&d->egress) ? REASON_NO_EGRESS_IP : REASON_TRANSLATED;
 }
 
-/* Returns what is known of an egress address that moves, NULL if it is none. */
+/* Returns what is known of an egress address with blocks of ports, NULL if it has none. */
 static __always_inline const struct block_value *
 block_of(const struct address *egress, const struct config_value *cfg)
 {
 	return cfg->flags & CONFIG_EGRESS_IPS ? bpf_map_lookup_elem(&sluice_blocks, egress) : NULL;
+}
+
+static __always_inline bool is_fixed(const struct block_value *block)
+{
+	return block && block->flags & BLOCK_FIXED;
 }
 
 /* Reports whether a gateway that a connection is pinned to still serves. */

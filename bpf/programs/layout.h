@@ -237,8 +237,9 @@ struct told_value {
 	__u64 at;	     /* nanoseconds of CLOCK_BOOTTIME */
 };
 
-/* sluice_blocks: egress addresses that move, to which the nodes of pods translate themselves, by
- * ports of their own: a gateway keeps nothing of a connection. Its key is an exit_key. */
+/* sluice_blocks: egress addresses to which the nodes of pods translate themselves, by ports of
+ * their own: a gateway keeps nothing of a connection. They move, unless they are fixed. Its key is
+ * an exit_key. */
 
 #define SHARED_PORT_RANGES 4
 #define BLOCK_PORT_MIN 1024 /* the first port of block 0 */
@@ -248,11 +249,16 @@ struct port_range {
 	__u16 last; /* inclusive; 0: the range is not used */
 };
 
+enum block_flags {
+	BLOCK_FIXED = 1 << 0, /* a node has it, by others: there are no votes, but an exit */
+};
+
 struct block_value {
 	struct address gateway; /* underlay address of the node that has it; none: no node has */
 	struct port_range ports[SHARED_PORT_RANGES]; /* of this node */
 	__u32 size;	/* ports of a block */
-	__u32 closed;	/* so many of ports, the last ones, are for flows that have them already */
+	__u16 closed;	/* so many of ports, the last ones, are for flows that have them already */
+	__u16 flags;	/* enum block_flags */
 };
 
 /* sluice_owners: the node that has a block of ports of such an address. */

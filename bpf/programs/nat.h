@@ -121,6 +121,7 @@ SUBPROGRAM int host_takes(struct __sk_buff *ctx, const struct tuple *replies, __
 struct ports {
 	struct port_range ranges[SHARED_PORT_RANGES];
 	__u32 count;
+	bool any; /* the host may keep one that is in no range */
 };
 
 static __always_inline void count_ports(struct ports *p)
@@ -141,13 +142,16 @@ static __always_inline void ports_of(struct ports *p, const struct exit_value *e
 }
 
 /* Sets the ports that a flow may get of d->egress, and the device by which it leaves with that,
- * unless this node translates for another gateway. Of an address that moves a pod gets ports of
- * this node, whichever node the pod is on. Returns 0, or why it gets none. */
+ * unless this node translates for another gateway. Of an address with blocks a pod gets ports of
+ * this node, whichever node the pod is on, and so does the host if the address is fixed: replies
+ * to other ports do not come to it. Returns 0, or why it gets none. */
 static __always_inline __u32 ports_for(struct ports *p, struct decision *d,
 				       const struct config_value *cfg)
 {
-	const struct block_value *block = d->of_host ? NULL : block_of(&d->egress, cfg);
+	const struct block_value *block = block_of(&d->egress, cfg);
 
+	if (d->of_host && !is_fixed(block))
+		block = NULL;
 	if (!d->of_block) {
 		const struct exit_value *exit = bpf_map_lookup_elem(&sluice_exits, &d->egress);
 
@@ -156,11 +160,13 @@ static __always_inline __u32 ports_for(struct ports *p, struct decision *d,
 		d->exit = exit->ifindex;
 		if (!block) {
 			ports_of(p, exit, cfg);
+			p->any = d->of_host;
 			return p->count ? 0 : REASON_NO_SNAT_PORT;
 		}
 	}
 	if (!block)
 		return REASON_NO_EGRESS_IP;
+	p->any = false;
 	__builtin_memcpy(p->ranges, block->ports, sizeof(p->ranges));
 	for (__u32 i = 0; i < SHARED_PORT_RANGES; i++)
 		if (block->closed >= SHARED_PORT_RANGES - i)
@@ -238,7 +244,8 @@ SUBPROGRAM int nat_undo(const struct tuple *replies)
 
 /* Takes a port of the egress address d->egress for a flow, puts it in
  * d->egress_port, and records both directions. A flow of the host keeps any port
- * that is free, and gets another one only if it is not. Returns 0, or why not. */
+ * that is free, and gets another one only if it is not, or not a port of its node's blocks where
+ * it has to be. Returns 0, or why not. */
 SUBPROGRAM __u32 nat_allocate(struct __sk_buff *ctx, const struct tuple *flow, struct decision *d,
 			      const struct config_value *cfg, const struct address *tunnel)
 {
@@ -261,7 +268,7 @@ SUBPROGRAM __u32 nat_allocate(struct __sk_buff *ctx, const struct tuple *flow, s
 
 		/* The first one follows from the pod's port: a flow whose record was evicted gets
 		 * the same port again, if that is free. */
-		if (i > 0 || !(d->of_host || within_ranges(p.ranges, flow->sport)))
+		if (i > 0 || !(p.any || within_ranges(p.ranges, flow->sport)))
 			replies.dport = nth_port(&p, i ? bpf_get_prandom_u32() : bpf_ntohs(flow->sport));
 		if (replies.dport == reserved || !port_free(&replies, flow, d->began * SECOND))
 			continue;

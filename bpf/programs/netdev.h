@@ -113,7 +113,8 @@ SUBPROGRAM int needs_no_port(const struct packet *p, const struct config_value *
 	if (p->flow.protocol == IPPROTO_TCP && p->tcp_flags & TCP_RST)
 		return true;
 	ports_of(&ports, exit, cfg);
-	if (!within_ranges(ports.ranges, p->flow.sport))
+	if (is_fixed(block_of(&p->source, cfg)) ? bpf_ntohs(p->flow.sport) < BLOCK_PORT_MIN
+						: !within_ranges(ports.ranges, p->flow.sport))
 		return true;
 	translation_share(&share, &p->flow.saddr, p->flow.family);
 	return share_used_up(&share, cfg);

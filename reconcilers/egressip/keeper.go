@@ -323,8 +323,12 @@ func (k *keeper) knowsOwners(txn statedb.ReadTxn, addr netip.Addr) bool {
 	return true
 }
 
-// translated reports whether packets may get an address in the kernel.
+// translated reports whether packets may get an address in the kernel, of which the programs have
+// to look whether the node has it.
 func (k *keeper) translated(txn statedb.ReadTxn, addr netip.Addr) bool {
+	if ip, _, found := k.IPs.Get(txn, tables.EgressIPByAddr(addr)); found && ip.Fixed {
+		return false // others may have given it to a device here
+	}
 	_, _, found := k.Exits.Get(txn, tables.MirrorByKey[bpf.ExitKey, bpf.ExitValue](keyOf(addr)))
 	return found
 }

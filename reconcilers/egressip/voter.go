@@ -81,6 +81,9 @@ func (v *voter) vote(
 	ballots := map[netip.Addr][]netip.Addr{} // by the underlay address of the node
 	var errs []error
 	for ip := range v.IPs.All(txn) {
+		if ip.Fixed {
+			continue
+		}
 		row := &tables.EgressIPVote{Addr: ip.Addr, Node: ip.Node}
 		rows = append(rows, row)
 		at := now()

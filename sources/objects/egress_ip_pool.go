@@ -21,6 +21,7 @@ type egressIPPool struct {
 		Exclude      []string              `json:"exclude"`
 		NodeSelector *metav1.LabelSelector `json:"nodeSelector"`
 		MaxPerNode   *int64                `json:"maxPerNode"`
+		Fixed        bool                  `json:"fixed"`
 
 		PortsPerBlock *int64 `json:"portsPerBlock"`
 	} `json:"spec"`
@@ -35,7 +36,7 @@ type addrRange struct {
 // maxAddrsPerNode is the most that one node may have, by the size of the map.
 const maxAddrsPerNode = 1024
 
-// EgressIPPoolKind returns the kind of the pools of egress addresses that move, which are read
+// EgressIPPoolKind returns the kind of the pools of egress addresses, which are read
 // with --egress-ips, beside [Kinds].
 func EgressIPPoolKind() *Kind {
 	return &Kind{
@@ -88,6 +89,13 @@ func egressIPPools(o *egressIPPool, name tables.Name, errs *fieldErrors) []*tabl
 			errs.add("spec.maxPerNode", strconv.FormatInt(*m, 10)+" is out of bounds: want 1 to "+
 				strconv.Itoa(maxAddrsPerNode))
 		}
+	}
+	p.Fixed = o.Spec.Fixed
+	if p.Fixed && o.Spec.NodeSelector != nil {
+		errs.add("spec.nodeSelector", "excluded by fixed: the addresses are at nodes already")
+	}
+	if p.Fixed && o.Spec.MaxPerNode != nil {
+		errs.add("spec.maxPerNode", "excluded by fixed: the addresses are at nodes already")
 	}
 	// With one of these left out more addresses would move, or to other nodes, or nodes would
 	// take ports of others.

@@ -25,7 +25,7 @@ type blockParams struct {
 	LocalNode tables.LocalNode
 }
 
-// deriveBlocks keeps how this node sends traffic by egress addresses that move, and which nodes
+// deriveBlocks keeps how this node sends traffic by egress addresses of pools, and which nodes
 // get the replies.
 func deriveBlocks(p derive.Params, b blockParams) error {
 	if err := derive.Register(p, b.blocks()); err != nil {
@@ -70,7 +70,8 @@ func (b *blockParams) block(in statedb.ReadTxn, addr netip.Addr) *tables.EgressB
 		return nil
 	}
 	row := &tables.EgressBlock{
-		Addr: addr, Pool: ip.Pool, Reason: ip.Reason, Reconciled: tables.Pending(),
+		Addr: addr, Pool: ip.Pool, Fixed: ip.Fixed, Reason: ip.Reason,
+		Reconciled: tables.Pending(),
 	}
 	if row.Node, row.Gateway = ip.At(); row.Node != ip.Node {
 		row.Reason = ""

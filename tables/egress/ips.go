@@ -38,7 +38,7 @@ const allIPs = 0
 func deriveIPs(p derive.Params, i ipParams) error { return derive.Register(p, i.declare()) }
 
 // declare is the rule that finds the node for which this one votes, for each egress address that
-// moves.
+// moves, and the node that has each one that is fixed.
 func (i *ipParams) declare() derive.Rule[int] {
 	return derive.Rule[int]{
 		Outputs: []statedb.TableMeta{i.IPs},
@@ -98,7 +98,7 @@ func (i *ipParams) declare() derive.Rule[int] {
 // changesAddresses reports whether two versions of a pool differ in more than what the operator
 // has given to nodes and policies: policies have their addresses by themselves.
 func changesAddresses(old, new *tables.EgressIPPool) bool {
-	return !slices.Equal(old.Prefixes, new.Prefixes) || !slices.Equal(old.Ranges, new.Ranges) ||
+	return old.Fixed != new.Fixed || !slices.Equal(old.Prefixes, new.Prefixes) || !slices.Equal(old.Ranges, new.Ranges) ||
 		!slices.Equal(old.Excluded, new.Excluded) || old.Nodes != new.Nodes ||
 		old.MaxPerNode != new.MaxPerNode || !old.Created.Equal(new.Created) || old.Error != new.Error
 }
@@ -134,6 +134,7 @@ func (i *ipParams) rows(in statedb.ReadTxn) (rows []*tables.EgressIP) {
 			delete(wanted, addr)
 		}
 	}
+	elections := i.elections(in, e.state)
 	for _, addr := range slices.SortedFunc(maps.Keys(wanted), netip.Addr.Compare) {
 		at := slices.IndexFunc(pools, func(p *tables.EgressIPPool) bool { return p.Contains(addr) })
 		if at < 0 {
@@ -141,9 +142,14 @@ func (i *ipParams) rows(in statedb.ReadTxn) (rows []*tables.EgressIP) {
 		}
 		policies := wanted[addr]
 		slices.SortFunc(policies, tables.InOrder[*tables.EgressPolicy])
-		row := &tables.EgressIP{Addr: addr, Pool: pools[at].Name}
+		row := &tables.EgressIP{Addr: addr, Pool: pools[at].Name, Fixed: pools[at].Fixed}
 		for _, p := range policies {
 			row.Policies = append(row.Policies, p.Name)
+		}
+		if pools[at].Fixed {
+			findFixed(row, pools[at], policies[0], elections)
+			rows = append(rows, row)
+			continue
 		}
 		if e.elect(row, pools[at], policies[0], i.LocalNode.Name) {
 			i.place(in, row)

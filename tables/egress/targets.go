@@ -149,21 +149,23 @@ func (t *targetParams) markVoted(in statedb.ReadTxn, targets map[string]*tables.
 	}
 }
 
-// poolSelectors returns the selectors of all pools, each alone and with those of the policies that
-// name an address of it.
+// poolSelectors returns the selectors of all pools of addresses that move, each alone and with
+// those of the policies that name an address of it.
 func (t *targetParams) poolSelectors(in statedb.ReadTxn) (selectors [][2]labels.Selector) {
 	pools := statedb.Collect(t.Pools.All(in))
 	slices.SortFunc(pools, tables.InOrder[*tables.EgressIPPool])
 	wanted := map[[2]string]bool{}
 	for _, pool := range pools {
-		wanted[[2]string{pool.Nodes, ""}] = true
+		if !pool.Fixed {
+			wanted[[2]string{pool.Nodes, ""}] = true
+		}
 	}
 	for p := range t.Policies.List(in, tables.EgressPoliciesWithEgressIP(true)) {
 		for _, g := range p.Gateways {
 			at := slices.IndexFunc(pools, func(pool *tables.EgressIPPool) bool {
 				return g.Error == "" && g.EgressIP.IsValid() && pool.Contains(g.EgressIP)
 			})
-			if at >= 0 {
+			if at >= 0 && !pools[at].Fixed {
 				wanted[[2]string{pools[at].Nodes, g.Nodes}] = true
 			}
 		}

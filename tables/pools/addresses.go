@@ -3,6 +3,7 @@
 package pools
 
 import (
+	"maps"
 	"net/netip"
 	"slices"
 
@@ -18,10 +19,15 @@ const maxAllocations = 4096
 type uses struct {
 	named map[netip.Addr]bool               // addresses that policies name by themselves
 	wants map[string][]*tables.EgressPolicy // by the pool that gives them an address, in order
+
+	internal map[netip.Addr]string // of named: internal addresses of Nodes, with their names
 }
 
 func (r *rule) uses(in statedb.ReadTxn) uses {
-	u := uses{named: map[netip.Addr]bool{}, wants: map[string][]*tables.EgressPolicy{}}
+	u := uses{
+		named: map[netip.Addr]bool{}, wants: map[string][]*tables.EgressPolicy{},
+		internal: map[netip.Addr]string{},
+	}
 	for p := range r.Policies.All(in) {
 		if pool := p.Pool(); pool != "" {
 			u.wants[pool] = append(u.wants[pool], p)
@@ -32,6 +38,13 @@ func (r *rule) uses(in statedb.ReadTxn) uses {
 	}
 	for _, policies := range u.wants {
 		slices.SortFunc(policies, tables.InOrder[*tables.EgressPolicy])
+	}
+	for n := range r.Nodes.All(in) {
+		for _, addr := range n.InternalIPs {
+			if u.named[addr] {
+				u.internal[addr] = n.Name
+			}
+		}
 	}
 	return u
 }
@@ -56,6 +69,17 @@ func isKnown(p *tables.EgressIPPool, older []*tables.EgressIPPool) bool {
 
 func contains(spans []tables.AddrRange, addr netip.Addr) bool {
 	return slices.ContainsFunc(spans, func(r tables.AddrRange) bool { return r.Contains(addr) })
+}
+
+// ofNodes returns the addresses of a pool that policies name and that are internal ones of Nodes,
+// with these, in order.
+func (u *uses) ofNodes(spans []tables.AddrRange) (named []string) {
+	for _, addr := range slices.SortedFunc(maps.Keys(u.internal), netip.Addr.Compare) {
+		if contains(spans, addr) {
+			named = append(named, addr.String()+" of "+u.internal[addr])
+		}
+	}
+	return named
 }
 
 // count counts the addresses of a pool, of which those are used that policies have or name.
@@ -95,7 +119,7 @@ func (u *uses) assign(
 	}
 	v4, v6 := free{u: u, taken: taken}, free{u: u, taken: taken}
 	for _, span := range spans {
-		if p.Error != "" { // which addresses are excluded is not known
+		if p.Error != "" || p.Fixed { // which addresses are excluded, or where they are, is not known
 			break
 		}
 		if span.First.Is4() {

@@ -16,6 +16,8 @@ const (
 	reasonAssigned  = "Assigned"
 	reasonNoBlock   = "NoFreeBlock"
 	reasonNoAddress = "NoFreeAddress"
+	reasonUsable    = "Usable"
+	reasonOfNode    = "AddressOfNode"
 )
 
 // maxNamed bounds the nodes or policies that a message names.
@@ -31,6 +33,18 @@ func addressesAssigned(without []string) tables.Condition {
 	return assigned(tables.ConditionAddressesAssigned,
 		"Each policy that names the pool has an address", reasonNoAddress,
 		fmt.Sprintf("The pool has no free address for %d policies", len(without)), without)
+}
+
+// addressesUsable is the condition of a fixed pool that no address which policies name is an
+// internal one of a Node: that uses all ports of it itself.
+func addressesUsable(ofNodes []string) tables.Condition {
+	c := assigned(tables.ConditionAddressesUsable, "No internal address of a Node is named",
+		reasonOfNode, fmt.Sprintf("%d addresses that policies name are internal ones of Nodes, "+
+			"whose connections are those of the gateway", len(ofNodes)), ofNodes)
+	if c.Status == tables.ConditionTrue {
+		c.Reason = reasonUsable
+	}
+	return c
 }
 
 // assigned is the condition that nothing is without what the pool gives.

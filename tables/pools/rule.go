@@ -44,7 +44,10 @@ func (r *rule) declare() derive.Rule[int] {
 			derive.OnChange(r.Pools, all),
 			derive.OnChange(r.Leadership, all),
 			derive.FromIf(r.Nodes,
-				func(old, new *tables.Node) bool { return old.RunsAgent() != new.RunsAgent() },
+				func(old, new *tables.Node) bool {
+					return old.RunsAgent() != new.RunsAgent() ||
+						!slices.Equal(old.InternalIPs, new.InternalIPs)
+				},
 				func(_ statedb.ReadTxn, _ *tables.Node, mark func(int)) { mark(allPools) }),
 			derive.FromIf(r.Reports,
 				func(old, new *tables.NodeReport) bool {
@@ -143,9 +146,13 @@ func row(
 	s.Allocations, noAddr = uses.assign(p, spans, isKnown(p, older))
 	s.Addresses = uses.count(spans, s.Allocations)
 	s.Conditions = p.Object.Conditions
-	for _, c := range []tables.Condition{
+	conditions := []tables.Condition{
 		blocksAssigned(noBlock, len(nodes)), addressesAssigned(noAddr),
-	} {
+	}
+	if p.Fixed {
+		conditions = append(conditions, addressesUsable(uses.ofNodes(spans)))
+	}
+	for _, c := range conditions {
 		s.Conditions = withCondition(s.Conditions, c, now)
 	}
 	s.Problems = problems(s.Conditions, p.Object.Conditions)

@@ -221,6 +221,9 @@ func (c *round) elect(
 		g.Policies = append(g.Policies, p.Name)
 	}
 	g.Gateways = c.elections.Gateways(specs, c.owned)
+	for i := range g.Gateways {
+		c.towardsFixed(&g.Gateways[i])
+	}
 	g.Local = slices.ContainsFunc(g.Gateways, func(c tables.GatewayChoice) bool { return c.Local })
 	return g
 }

@@ -3,6 +3,7 @@
 package subjects
 
 import (
+	"net/netip"
 	"slices"
 
 	"github.com/cilium/statedb"
@@ -11,7 +12,7 @@ import (
 )
 
 func movesEgressIP(old, new *tables.EgressIP) bool {
-	return old.Node != new.Node || old.NodeAddr != new.NodeAddr || old.Reason != new.Reason ||
+	return old.Fixed != new.Fixed || old.Node != new.Node || old.NodeAddr != new.NodeAddr || old.Reason != new.Reason ||
 		old.Owner != new.Owner || old.IfIndex != new.IfIndex
 }
 
@@ -33,10 +34,31 @@ func (c *round) owned(spec tables.GatewaySpec) (choice tables.GatewayChoice, mov
 		return choice, false
 	}
 	ip, _, moves := c.EgressIPs.Get(c.in, tables.EgressIPByAddr(spec.EgressIP))
-	if !moves {
+	if !moves || ip.Fixed {
 		return choice, false
 	}
 	return c.owner(spec, ip), true
+}
+
+// towardsFixed has traffic be sent towards the egress address of an item, where that is fixed and
+// has blocks of ports: egress-blocks says where it is.
+func (c *round) towardsFixed(choice *tables.GatewayChoice) {
+	if choice.Node == "" || !choice.Spec.EgressIP.IsValid() {
+		return
+	}
+	ip, _, found := c.EgressIPs.Get(c.in, tables.EgressIPByAddr(choice.Spec.EgressIP))
+	switch {
+	case !found || !ip.Fixed:
+	case ip.Owner == choice.Node:
+		choice.Addr = ip.Addr
+	default:
+		choice.Reason = ip.Reason
+		if ip.Owner != "" {
+			choice.Reason = "egress IP " + ip.Addr.String() + " is at " + ip.Owner +
+				", which the oldest policy with it elects"
+		}
+		choice.Node, choice.Addr = "", netip.Addr{}
+	}
 }
 
 // owner returns the choice of the node of an address, which the item has to select. Traffic is

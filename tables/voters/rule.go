@@ -113,7 +113,7 @@ func (r *rule) rows(in statedb.ReadTxn) []*tables.WantedEgressVoters {
 func (r *rule) selectors(in statedb.ReadTxn) (selectors []labels.Selector) {
 	texts := map[string]bool{}
 	for p := range r.Pools.All(in) {
-		if p.Error == "" {
+		if p.Error == "" && !p.Fixed {
 			texts[p.Nodes] = true
 		}
 	}

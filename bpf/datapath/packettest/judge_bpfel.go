@@ -33,7 +33,8 @@ type judgeBlockValue struct {
 		Last  uint16
 	}
 	Size   uint32
-	Closed uint32
+	Closed uint16
+	Flags  uint16
 }
 
 type judgeBucketKey struct {

@@ -30,7 +30,8 @@ type gatewayBlockValue struct {
 		Last  uint16
 	}
 	Size   uint32
-	Closed uint32
+	Closed uint16
+	Flags  uint16
 }
 
 type gatewayBucketKey struct {
