@@ -177,7 +177,7 @@ func TestEgressIPsDependOnPools(t *testing.T) {
 	now := tables.EgressIPPool{
 		Created: time.Unix(1, 0), Prefixes: prefixes("192.0.2.0/24"),
 		Ranges: make([]tables.AddrRange, 1), Excluded: prefixes("192.0.2.0/32"), Nodes: "a=b",
-		MaxPerNode: 1, Error: "wrong", Name: "p", UID: "u", PortsPerBlock: 64,
+		MaxPerNode: 1, Fixed: true, Error: "wrong", Name: "p", UID: "u", PortsPerBlock: 64,
 		Blocks: make([]tables.PortBlock, 1), Allocations: make([]tables.PoolAllocation, 1),
 		Object: &tables.PoolObject{}, Errors: make([]tables.FieldError, 1),
 	}
