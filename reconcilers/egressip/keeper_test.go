@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/statedb"
 	"github.com/mdlayher/arp"
 	"github.com/mdlayher/ndp"
 	"github.com/stretchr/testify/require"
@@ -87,6 +88,23 @@ func TestAddressComesAndGoes(t *testing.T) {
 
 	w.wants(v4, "node-1")
 	w.assigned(v4)
+}
+
+// An address that becomes a fixed one goes, and is forgotten though packets are translated to it:
+// the node may have it by others then, and no node votes on it.
+func TestAddressBecomesFixed(t *testing.T) {
+	w := newWorld(t)
+	w.start()
+	defer func() { w.stop() }()
+	w.wants(v4, "node-1")
+	w.assigned(v4)
+	w.exits.Put(&tables.ExitMirror{Key: keyOf(v4)})
+	w.ips.Put(&tables.EgressIP{Addr: v4, Pool: "f", Fixed: true, Owner: "node-1"})
+	w.eventually("it is forgotten", func() bool { return w.row(v4) == nil })
+	require.False(t, w.has(v4))
+	var v bpf.VotesValue
+	require.ErrorIs(t, w.votes.Lookup(keyOf(v4), &v), ebpf.ErrKeyNotExist)
+	require.Empty(t, statedb.Collect(w.Votes.All(w.db.ReadTxn())))
 }
 
 // An agent that stops leaves the address; the next one goes on, or takes the address away if it

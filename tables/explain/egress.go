@@ -139,7 +139,7 @@ func (w Way) byRule(v view, from, to Party, here bool) Way {
 	return w
 }
 
-// byBlock is how traffic leaves with an egress address that moves: this node translates it.
+// byBlock is how traffic leaves with an egress address of a pool: this node translates it.
 func (w Way) byBlock(egress netip.Addr, block bpf.BlockValue) Way {
 	w.EgressIP, w.Gateway = egress, block.Gateway.Addr()
 	switch {
@@ -149,7 +149,7 @@ func (w Way) byBlock(egress netip.Addr, block bpf.BlockValue) Way {
 		return w.dropped(bpf.ReasonNoPortBlock, "this node has no ports of the egress address")
 	}
 	w.Reason = bpf.ReasonTranslated.String()
-	w.Detail = "this node translates, as the egress address moves"
+	w.Detail = "this node translates, as the egress address has blocks of ports"
 	return w
 }
 
