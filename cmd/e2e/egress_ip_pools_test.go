@@ -186,6 +186,22 @@ func TestEgressIPPools(t *testing.T) {
 	object.Object["spec"].(map[string]any)["portsPerBlock"] = int64(64)
 	_, err = pools.Update(t.Context(), object, metav1.UpdateOptions{})
 	require.ErrorContains(t, err, "portsPerBlock cannot be changed")
+
+	// A pool of addresses that move does not become a fixed one, which selects no nodes.
+	for spec, refused := range map[string]string{
+		`{"fixed":true}`:                   "fixed cannot be changed",
+		`{"fixed":true,"nodeSelector":{}}`: "nodeSelector and maxPerNode are for addresses that move",
+	} {
+		_, err = pools.Patch(t.Context(), "partners", types.MergePatchType,
+			[]byte(`{"spec":`+spec+`}`), metav1.PatchOptions{})
+		require.ErrorContains(t, err, refused)
+	}
+	c.Apply(`
+apiVersion: sluice.io/v1alpha1
+kind: EgressIPPool
+metadata: {name: fixed}
+spec: {cidrs: [198.51.100.100/32], fixed: true}
+`)
 }
 
 // wantsBlocks has node-1 report that it needs another block, and then that it does not, and that it
