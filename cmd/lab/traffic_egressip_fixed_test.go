@@ -13,12 +13,14 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cilium/statedb/reconciler"
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
 	"github.com/stretchr/testify/require"
 	vn "github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
 )
 
@@ -96,6 +98,32 @@ func (f *fixed) goOn(all []fixedConnection) {
 	}
 }
 
+// hasNoGateway waits until the pods' node knows that the gateway is not ready, and has connections
+// send meanwhile.
+func (f *fixed) hasNoGateway(all []fixedConnection) {
+	f.t.Helper()
+	require.NoError(f.t, AwaitRows(f.ctx, f.Nodes[0].Agent, "egress-blocks",
+		func(rows []tables.EgressBlock) error {
+			for _, row := range rows {
+				if row.Fixed && (row.Node != "" || row.Status.Kind != reconciler.StatusKindDone) {
+					return fmt.Errorf("%+v", row)
+				}
+			}
+			return nil
+		}))
+	before := f.count(f.Nodes[0], bpf.ReasonNoGateway)
+	for _, c := range all {
+		_, err := io.WriteString(c, "who\n") // TCP sends it again
+		require.NoError(f.t, err)
+	}
+	f.eventually("packets of connections are dropped", func() error {
+		if n := f.count(f.Nodes[0], bpf.ReasonNoGateway); n < before+uint64(len(all)) {
+			return fmt.Errorf("%d are", n-before)
+		}
+		return nil
+	})
+}
+
 // shutDown has a node lose what a boot loses: its agent, programs, maps, the overlay's device, and
 // what the kernel knows of connections. Its addresses are there again before its agent is.
 func (n *Node) shutDown() error {
@@ -155,8 +183,9 @@ func TestTrafficEgressIPFixed(t *testing.T) {
 	t.Parallel()
 	f := newFixed(t)
 	all := f.connect(20)
-	for _, boot := range []string{"idle", "the server sends"} {
-		sends := boot != "idle"
+	const idle, notReady, serverSends = "idle", "the Node is not ready", "the server sends"
+	for _, boot := range []string{idle, notReady, serverSends} {
+		sends := boot == serverSends
 		for addr := range f.pods {
 			if !sends {
 				break
@@ -164,12 +193,14 @@ func TestTrafficEgressIPFixed(t *testing.T) {
 			require.NoError(t, f.gateway.resetsNothing(addr))
 			require.NoError(t, f.World.answers(addr, false))
 		}
+		asks := boot != idle // once more than it is answered before the gateway is back
 		for _, c := range all {
 			if sends {
 				_, err := io.WriteString(c, "who\n") // the server answers when it can send
 				require.NoError(t, err)
 			}
 		}
+		f.change(f.gateway, func(s *nodeState) { s.notReady = boot == notReady })
 		require.NoError(t, f.gateway.shutDown())
 		for addr, pod := range f.pods {
 			if sends {
@@ -178,14 +209,18 @@ func TestTrafficEgressIPFixed(t *testing.T) {
 			_, err := f.askFor(pod.Namespace, "udp", serverFor(addr), time.Second)
 			require.Error(t, err, "nothing sends it out")
 		}
+		if boot == notReady {
+			f.hasNoGateway(all)
+		}
 		require.NoError(t, f.gateway.Agent.Start())
 		require.NoError(t, f.gateway.Agent.AwaitReady(f.ctx))
+		f.change(f.gateway, func(s *nodeState) { s.notReady = false })
 		begin := time.Now()
 		f.goOn(all)
 		t.Logf("%s: %d connections go on within %s", boot, len(all),
 			time.Since(begin).Round(time.Millisecond))
 		for _, c := range all {
-			if sends {
+			if asks {
 				line, err := readLine(c) // there was one answer more
 				require.NoError(t, err)
 				require.Equal(t, c.source.String(), line)

@@ -92,10 +92,10 @@ func egressIPPools(o *egressIPPool, name tables.Name, errs *fieldErrors) []*tabl
 	}
 	p.Fixed = o.Spec.Fixed
 	if p.Fixed && o.Spec.NodeSelector != nil {
-		errs.add("spec.nodeSelector", "excluded by fixed: the addresses are at nodes already")
+		errs.add("spec.nodeSelector", "excludes fixed, as the addresses are at nodes already")
 	}
 	if p.Fixed && o.Spec.MaxPerNode != nil {
-		errs.add("spec.maxPerNode", "excluded by fixed: the addresses are at nodes already")
+		errs.add("spec.maxPerNode", "excludes fixed, as the addresses are at nodes already")
 	}
 	// With one of these left out more addresses would move, or to other nodes, or nodes would
 	// take ports of others.
