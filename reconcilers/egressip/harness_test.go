@@ -166,9 +166,10 @@ func (w *world) fill() {
 	w.devices = tablestest.Open(w.T, w.db, tables.NewDeviceTable)
 	w.link(true)
 	w.set = tablestest.Open(w.T, w.db, tables.NewEgressVotersTable)
-	w.set.Put(&tables.EgressVoters{Generation: 1, Voters: []tables.EgressVoter{
-		{Node: "node-1", Addr: netip.MustParseAddr("192.0.2.1")},
-	}})
+	w.set.Put(&tables.EgressVoters{Generation: 1, Sets: []tables.VoterSet{{
+		Number: 1,
+		Voters: []tables.EgressVoter{{Node: "node-1", Addr: netip.MustParseAddr("192.0.2.1")}},
+	}}})
 	keys := tablestest.Open(w.T, w.db, tables.NewOverlayKeysTable)
 	keys.Put(&tables.OverlayKeys{Keys: []bpf.OverlayKey{bpf.NewOverlayKey([16]byte{1})}})
 	settings := tablestest.Open(w.T, w.db, tables.NewDatapathConfigTable)
@@ -182,6 +183,7 @@ func (w *world) fill() {
 		Owners:     tablestest.Open(w.T, w.db, tables.NewEgressIPOwnerTable),
 		Nodes:      tablestest.Open(w.T, w.db, tables.NewNodeTable),
 		Untaken:    tablestest.Open(w.T, w.db, tables.NewEgressIPUntakenTable),
+		Taken:      tablestest.Open(w.T, w.db, tables.NewEgressVotersTakenTable),
 		PortOwners: w.portOwners, Exits: w.exits, Devices: w.devices,
 		Attachments: attachments, ConfigEntries: config,
 		Settings: settings, Keys: keys, LocalNode: tables.LocalNode{Name: "node-1"},

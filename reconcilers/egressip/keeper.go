@@ -36,6 +36,7 @@ type keeper struct {
 	checks      chan check
 	checking    int                  // how many checks there are
 	set         *tables.EgressVoters // nil: it is not known yet
+	setSince    uint64               // when the kernel and votes began to go by it
 	kernelSet   bpf.VotersValue
 	behind      bool       // a tick was over before all addresses were brought to where they shall be
 	resume      netip.Addr // the first address that was not
@@ -146,7 +147,8 @@ func (k *keeper) tick(ctx context.Context) error {
 	errs := []error{k.followVoters(), k.followCandidates()}
 	if k.set != nil {
 		errs = append(errs, k.voter.listen(k.now, k.entries.clockOf),
-			k.voter.vote(k.set, k.now, k.entries.clockOf, k.voteForSelf))
+			k.voter.vote(k.set.Of(k.LocalNode.Name), k.now, k.entries.clockOf, k.voteForSelf),
+			k.takeOver())
 	} else if k.IPs.NumObjects(k.DB.ReadTxn()) > 0 {
 		errs = append(errs, errors.New("no nodes vote yet: the operator chooses them"))
 	}
@@ -155,12 +157,13 @@ func (k *keeper) tick(ctx context.Context) error {
 	// Votes must go on: the work of a tick is bounded, and the next one goes on with the rest.
 	now := k.now()
 	until := now + uint64(k.Config.tick())
+	names := k.voterNames()
 	k.behind = false
 	for _, addr := range k.inTurn() {
 		o := k.owned[addr]
 		entry, err := k.entries.votesFor(addr)
 		errs = append(errs, err)
-		o.votes(entry, k.kernelSet, k.set, now)
+		o.votes(entry, k.kernelSet, names, now)
 		if !k.behind && now >= until {
 			k.behind, k.resume = true, addr
 		}
@@ -198,26 +201,61 @@ func (k *keeper) followVoters() error {
 	case set.Error != "":
 		return fmt.Errorf("the nodes that vote: %s", set.Error)
 	}
-	k.set = set
 	term := k.voter.term()
 	if k.now() < k.voter.from { // the next agent has to wait for votes of the former one too
 		term = max(term, k.kernelSet.Term)
 	}
-	v := bpf.VotersValue{
-		Clock: k.kernelSet.Clock, Term: term,
-		Generation: set.Generation, Majority: uint32(set.Majority()),
+	v := bpf.VotersValue{Clock: k.kernelSet.Clock, Term: term}
+	for _, s := range set.Sets {
+		v.Sets[s.Number%bpf.VoterSets] = kernelVoters(s)
 	}
-	for i, voter := range set.Voters {
+	if v != k.kernelSet {
+		if err := k.entries.writeVoters(v); err != nil {
+			return err
+		}
+		k.kernelSet = v
+	}
+	if k.set == nil || k.set.Generation != set.Generation {
+		k.setSince = k.now()
+	}
+	k.set = set
+	return nil
+}
+
+func kernelVoters(s tables.VoterSet) bpf.VoterSet {
+	v := bpf.VoterSet{Number: s.Number, Majority: uint32(s.Majority())}
+	for i, voter := range s.Voters {
 		v.Voters[i] = bpf.AddressFrom(voter.Addr)
 	}
-	if v == k.kernelSet {
+	return v
+}
+
+// takeOver says that this node goes by the sets of voters, once no vote that it has given in others
+// is valid. The row stays when there are no voters any more: the next ones are to be of a greater
+// generation.
+func (k *keeper) takeOver() error {
+	if k.now() < max(k.setSince+k.voter.patience(), k.voter.from) {
 		return nil
 	}
-	if err := k.entries.writeVoters(v); err != nil {
-		return err
+	by := func(*tables.EgressVotersTaken) statedb.Query[*tables.EgressVotersTaken] {
+		return tables.EgressVotersTakenByIndex(0)
 	}
-	k.kernelSet = v
-	return nil
+	equal := func(a, b *tables.EgressVotersTaken) bool { return *a == *b }
+	return setRows(k.DB, k.Taken, by, equal,
+		[]*tables.EgressVotersTaken{{Generation: k.set.Generation}})
+}
+
+// voterNames returns the names of the voters by their underlay addresses.
+func (k *keeper) voterNames() map[netip.Addr]string {
+	names := map[netip.Addr]string{}
+	if k.set != nil {
+		for _, s := range k.set.Sets {
+			for _, v := range s.Voters {
+				names[v.Addr] = v.Node
+			}
+		}
+	}
+	return names
 }
 
 // followCandidates has an entry in the kernel for each address that this node may have, and none
@@ -304,7 +342,7 @@ func (k *keeper) add(o *owned, ifIndex uint32) error {
 	if err := k.entries.put(o.addr, bpf.VotesValue{IfIndex: ifIndex}); err != nil {
 		return err
 	}
-	o.ifIndex, o.own = ifIndex, bpf.Vote{}
+	o.ifIndex, o.own = ifIndex, ownVote{}
 	k.owned[o.addr] = o
 	return nil
 }
@@ -336,18 +374,18 @@ func (k *keeper) voteForSelf(addr netip.Addr, until uint64) error {
 	if o == nil {
 		return nil // it has no device for the address, or others have given it one
 	}
-	vote := bpf.Vote{Until: until, Generation: uint64(k.set.Generation)}
-	if o.own.Generation == vote.Generation && until-o.own.Until < k.voter.term()/4 {
+	vote := ownVote{until, k.set.Generation}
+	if o.own.generation == vote.generation && until-o.own.until < k.voter.term()/4 {
 		return nil
 	}
 	v, err := k.entries.votesFor(addr)
 	if err != nil {
 		return err
 	}
-	place := slices.IndexFunc(k.set.Voters, func(o tables.EgressVoter) bool {
-		return o.Node == k.LocalNode.Name
-	})
-	v.Votes[place] = vote
+	for _, set := range k.set.Of(k.LocalNode.Name) {
+		vote := bpf.Vote{Until: until, Set: uint64(set.Number)}
+		v.Votes[set.Number%bpf.VoterSets][set.Place(k.LocalNode.Name)] = vote
+	}
 	if err := k.entries.put(addr, v); err != nil {
 		return err
 	}

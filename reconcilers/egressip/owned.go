@@ -36,7 +36,7 @@ type owned struct {
 	addr    netip.Addr
 	ifIndex uint32
 
-	own        bpf.Vote // of this node, as last noted
+	own        ownVote
 	voters     []string // that vote for this node, in order of name
 	held       bool     // by a majority
 	generation uint32   // since when, as in the row
@@ -52,6 +52,12 @@ type owned struct {
 	problem   error
 }
 
+// ownVote is the vote of a node for itself, as last noted.
+type ownVote struct {
+	until      uint64
+	generation uint32 // of the voters
+}
+
 // generations begin here: see [tables.EgressIPLease].
 var generationEpoch = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 
@@ -61,14 +67,16 @@ func generationAt(t time.Time) uint32 {
 
 // votes takes in who votes for this node.
 func (o *owned) votes(
-	entry bpf.VotesValue, kernel bpf.VotersValue, set *tables.EgressVoters, now uint64,
+	entry bpf.VotesValue, kernel bpf.VotersValue, names map[netip.Addr]string, now uint64,
 ) {
-	places, held := entry.HeldBy(kernel, now)
+	by, held := entry.HeldBy(kernel, now)
 	o.voters = nil
-	for _, place := range places {
-		if set != nil && place < len(set.Voters) {
-			o.voters = append(o.voters, set.Voters[place].Node)
+	for _, voter := range by {
+		name := names[voter]
+		if name == "" { // of a set that a former agent knew
+			name = voter.String()
 		}
+		o.voters = append(o.voters, name)
 	}
 	slices.Sort(o.voters)
 	switch {

@@ -30,10 +30,12 @@ type network struct {
 	nodes  []*simNode
 	sets   []*tables.EgressVoters // all generations
 	flying []packet
-	addrs  []netip.Addr
-	held   map[netip.Addr]int // in how many steps an address had a node
-	moves  map[netip.Addr]int
-	owner  map[netip.Addr]*simNode
+
+	isReliable bool // no packet is lost or late
+	addrs      []netip.Addr
+	held       map[netip.Addr]int // in how many steps an address had a node
+	moves      map[netip.Addr]int
+	owner      map[netip.Addr]*simNode
 }
 
 type packet struct {
@@ -51,6 +53,7 @@ type simNode struct {
 	ips    tablestest.Table[*tables.EgressIP]
 	voter  *voter
 	set    *tables.EgressVoters
+	taken  uint64 // when
 	votes  map[netip.Addr]*bpf.VotesValue
 	kernel bpf.VotersValue
 	clocks map[netip.Addr][2]uint64 // clock and nonce of the answers of others
@@ -68,7 +71,7 @@ func newNetwork(t testing.TB, seed uint64, nodes, voters int) *network {
 		TB: t, random: rand.New(rand.NewPCG(seed, 1)), time: 1e9, addrs: []netip.Addr{v4, v6},
 		held: map[netip.Addr]int{}, moves: map[netip.Addr]int{}, owner: map[netip.Addr]*simNode{},
 	}
-	set := &tables.EgressVoters{Generation: 1}
+	set := &tables.EgressVoters{Generation: 1, Sets: []tables.VoterSet{{Number: 1}}}
 	for i := range nodes {
 		n := &simNode{
 			network: w, index: i, rate: 0.98 + 0.04*w.random.Float64(), offset: w.random.Uint64N(1e15),
@@ -80,7 +83,8 @@ func newNetwork(t testing.TB, seed uint64, nodes, voters int) *network {
 		}
 		w.nodes = append(w.nodes, n)
 		if i < voters {
-			set.Voters = append(set.Voters, tables.EgressVoter{Node: n.name(), Addr: n.addr()})
+			voter := tables.EgressVoter{Node: n.name(), Addr: n.addr()}
+			set.Sets[0].Voters = append(set.Sets[0].Voters, voter)
 		}
 		n.start()
 	}
@@ -120,24 +124,33 @@ func (n *simNode) choose(addr netip.Addr, node int) {
 	n.ips.Put(&tables.EgressIP{Addr: addr, Node: o.name(), NodeAddr: o.addr(), IfIndex: 1})
 }
 
-// take takes over a set of voters.
+// take takes over sets of voters.
 func (n *simNode) take(set *tables.EgressVoters) {
-	n.set = set
-	n.kernel.Term, n.kernel.Generation = uint64(DefaultConfig.EgressIPLease), set.Generation
-	n.kernel.Majority = uint32(set.Majority())
-	n.kernel.Voters = [bpf.EgressVoters]bpf.Address{}
-	for i, v := range set.Voters {
-		n.kernel.Voters[i] = bpf.AddressFrom(v.Addr)
+	if n.set == set {
+		return
 	}
+	n.set, n.taken = set, n.now()
+	n.kernel.Term = uint64(DefaultConfig.EgressIPLease)
+	n.kernel.Sets = [bpf.VoterSets]bpf.VoterSet{}
+	for _, s := range set.Sets {
+		n.kernel.Sets[s.Number%bpf.VoterSets] = kernelVoters(s)
+	}
+}
+
+// hasTaken reports whether no vote of the node is valid but those of a generation: see
+// [keeper.takeOver].
+func (n *simNode) hasTaken(set *tables.EgressVoters) bool {
+	return n.set == set && n.now() >= max(n.taken+n.voter.patience(), n.voter.from)
 }
 
 // Send and Close implement [transport].
 func (n *simNode) Send(frame []byte, to netip.Addr) error {
-	if n.cut || n.side != n.nodes[to.As4()[3]].side || n.random.IntN(10) == 0 {
+	isLost := !n.isReliable && n.random.IntN(10) == 0
+	if n.cut || n.side != n.nodes[to.As4()[3]].side || isLost {
 		return nil
 	}
 	delay := n.random.Uint64N(2e6)
-	if n.random.IntN(20) == 0 {
+	if !n.isReliable && n.random.IntN(20) == 0 {
 		delay = n.random.Uint64N(2e9)
 	}
 	n.flying = append(n.flying, packet{n.time + delay, n.addr(), to, slices.Clone(frame)})
@@ -152,17 +165,17 @@ func (n *simNode) clockOf(node netip.Addr) (clock, nonce uint64, err error) {
 }
 
 func (n *simNode) voteForSelf(addr netip.Addr, until uint64) error {
-	place := slices.IndexFunc(n.set.Voters, func(v tables.EgressVoter) bool {
-		return v.Node == n.name()
-	})
-	n.votes[addr].Votes[place] = bpf.Vote{Until: until, Generation: uint64(n.set.Generation)}
+	for _, set := range n.set.Of(n.name()) {
+		vote := bpf.Vote{Until: until, Set: uint64(set.Number)}
+		n.votes[addr].Votes[set.Number%bpf.VoterSets][set.Place(n.name())] = vote
+	}
 	return nil
 }
 
 // agent is what the agent does at each tick.
 func (n *simNode) agent() {
 	require.NoError(n, n.voter.listen(n.now, n.clockOf))
-	require.NoError(n, n.voter.vote(n.set, n.now, n.clockOf, n.voteForSelf))
+	require.NoError(n, n.voter.vote(n.set.Of(n.name()), n.now, n.clockOf, n.voteForSelf))
 }
 
 // receive is what the programs do: see programs/vote.h.
@@ -179,17 +192,19 @@ func (n *simNode) receive(p packet) {
 	key := bpf.NewOverlayKey([16]byte{1})
 	answer := bpf.ClockFrame(key, n.addr(), p.from, word(0), now+n.kernel.Clock)
 	require.NoError(n, n.Send(answer, p.from))
-	generation := uint64(binary.NativeEndian.Uint32(p.frame[bodyAt+24:]))
+	number := binary.NativeEndian.Uint32(p.frame[bodyAt+24:])
+	side := number % bpf.VoterSets
+	set := n.kernel.Sets[side]
 	age := now + n.kernel.Clock - word(1)
-	place := slices.Index(n.kernel.Voters[:], bpf.AddressFrom(p.from))
-	if generation != uint64(n.kernel.Generation) || age >= word(2) || place < 0 {
+	place := slices.Index(set.Voters[:], bpf.AddressFrom(p.from))
+	if set.Number != number || age >= word(2) || place < 0 {
 		return
 	}
 	until := now - age + word(2)
 	for rest := p.frame[addrsAt:]; len(rest) > 0; rest = rest[16:] {
-		vote := &n.votes[netip.AddrFrom16([16]byte(rest[:16])).Unmap()].Votes[place]
-		if vote.Generation != generation || vote.Until < until {
-			*vote = bpf.Vote{Until: until, Generation: generation}
+		vote := &n.votes[netip.AddrFrom16([16]byte(rest[:16])).Unmap()].Votes[side][place]
+		if vote.Set != uint64(number) || vote.Until < until {
+			*vote = bpf.Vote{Until: until, Set: uint64(number)}
 		}
 	}
 }
@@ -249,33 +264,35 @@ func (w *network) all(addr netip.Addr, node int) {
 	}
 }
 
-// change replaces the set of voters by one with a node more or less, if a majority of it has taken
-// it over.
+// change takes the next step to a set of voters with a node more or less, if a majority of the last
+// one has taken this step over.
 func (w *network) change() {
-	last := w.sets[len(w.sets)-1]
+	object := w.sets[len(w.sets)-1]
+	last := object.Last()
 	taken := 0
 	for _, n := range w.nodes {
-		isVoter := slices.ContainsFunc(last.Voters, func(v tables.EgressVoter) bool {
-			return v.Node == n.name()
-		})
-		if isVoter && n.set == last {
+		if last.Place(n.name()) >= 0 && n.hasTaken(object) {
 			taken++
 		}
 	}
 	if taken < last.Majority() {
 		return
 	}
-	n := w.nodes[w.random.IntN(len(w.nodes))]
-	voters := slices.DeleteFunc(slices.Clone(last.Voters), func(v tables.EgressVoter) bool {
-		return v.Node == n.name()
-	})
-	if len(voters) == len(last.Voters) {
-		voters = append(voters, tables.EgressVoter{Node: n.name(), Addr: n.addr()})
+	next := &tables.EgressVoters{Generation: object.Generation + 1, Sets: []tables.VoterSet{last}}
+	if len(object.Sets) == 1 {
+		n := w.nodes[w.random.IntN(len(w.nodes))]
+		voters := slices.DeleteFunc(slices.Clone(last.Voters), func(v tables.EgressVoter) bool {
+			return v.Node == n.name()
+		})
+		if len(voters) == len(last.Voters) {
+			voters = append(voters, tables.EgressVoter{Node: n.name(), Addr: n.addr()})
+		}
+		if len(voters) == 0 || len(voters) > tables.MaxEgressVoters {
+			return
+		}
+		next.Sets = append(next.Sets, tables.VoterSet{Number: last.Number + 1, Voters: voters})
 	}
-	if len(voters) == 0 || len(voters) > tables.MaxEgressVoters {
-		return
-	}
-	w.sets = append(w.sets, &tables.EgressVoters{Generation: last.Generation + 1, Voters: voters})
+	w.sets = append(w.sets, next)
 }
 
 // TestOneOwner: whatever happens, no address ever has two nodes.
@@ -386,4 +403,43 @@ func TestFailover(t *testing.T) {
 	}
 	require.Equal(t, w.nodes[1], w.owner[v4])
 	require.Equal(t, w.nodes[3], w.owner[v6])
+}
+
+// TestVotersChange: while voters are replaced one after the other no address is without a node,
+// though agents read each step late: those of owners until just before the former set goes.
+func TestVotersChange(t *testing.T) {
+	w := newNetwork(t, 2, 6, 3)
+	w.isReliable = true
+	w.all(v4, 0)
+	w.all(v6, 5)
+	w.steps(1000)
+	for len(w.sets) < 60 {
+		before := len(w.sets)
+		for w.change(); len(w.sets) == before; w.change() {
+			w.step()
+		}
+		object := w.sets[before]
+		held, time := w.held[v4]+w.held[v6], w.time
+		late := map[*simNode]bool{}
+		for _, i := range w.random.Perm(len(w.nodes)) {
+			n := w.nodes[i]
+			late[n] = (n == w.owner[v4] || n == w.owner[v6]) && w.random.IntN(2) == 0
+			if !late[n] {
+				n.take(object)
+				w.steps(w.random.IntN(400))
+			}
+		}
+		w.steps(500)
+		for n := range late {
+			if len(object.Sets) > 1 || object.Last().Place(n.name()) >= 0 {
+				n.take(object)
+			}
+		}
+		w.steps(500)
+		steps := int((w.time - time) / 1e6)
+		require.Equal(t, 2*steps, w.held[v4]+w.held[v6]-held,
+			"from %v to %v", w.sets[before-1].TableRow(), object.TableRow())
+	}
+	require.Equal(t, 1, w.moves[v4])
+	require.Equal(t, 1, w.moves[v6])
 }
