@@ -133,20 +133,20 @@ spec:
 func awaitVoters(t *testing.T) {
 	t.Helper()
 	await(t, "all nodes vote", func() error {
-		var set tables.EgressVoterSet
+		var voters tables.EgressVotersInObject
 		text := read(t, sluiceNamespace, "{.items[*].data."+tables.EgressVotersKey+"}", "configmaps",
 			"--field-selector=metadata.name="+tables.EgressVotersName)
 		if text == "" {
 			return fmt.Errorf("there is no ConfigMap %s", tables.EgressVotersName)
 		}
-		if err := json.Unmarshal([]byte(text), &set); err != nil {
+		if err := json.Unmarshal([]byte(text), &voters); err != nil {
 			return fmt.Errorf("parse ConfigMap %s: %w", tables.EgressVotersName, err)
 		}
-		if len(set.Voters) != len(running.Nodes) {
-			return fmt.Errorf("of %d nodes these vote: %v", len(running.Nodes), set.Voters)
+		if len(voters.Sets) != 1 || len(voters.Sets[0].Voters) != len(running.Nodes) {
+			return fmt.Errorf("of %d nodes these vote: %v", len(running.Nodes), voters.Sets)
 		}
 		known := read(t, "", "{.items[*].status.egressVoters}", "nodereports")
-		want := slices.Repeat([]string{fmt.Sprint(set.Generation)}, len(set.Voters))
+		want := slices.Repeat([]string{fmt.Sprint(voters.Generation)}, len(running.Nodes))
 		if !slices.Equal(strings.Fields(known), want) {
 			return fmt.Errorf("NodeReports have generations %q of voters, want %q", known, want)
 		}
