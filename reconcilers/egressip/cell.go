@@ -112,6 +112,7 @@ type params struct {
 	Untaken       statedb.RWTable[*tables.EgressIPUntaken]
 	Taken         statedb.RWTable[*tables.EgressVotersTaken]
 	Nodes         statedb.Table[*tables.Node]
+	Addresses     statedb.Table[*tables.NodeAddress]
 	Devices       statedb.Table[*tables.Device]
 	Exits         statedb.Table[*tables.ExitMirror]
 	PortOwners    statedb.Table[*tables.PortOwner]

@@ -66,6 +66,7 @@ type world struct {
 	set           tablestest.Table[*tables.EgressVoters]
 	portOwners    tablestest.Table[*tables.PortOwner]
 	exits         tablestest.Table[*tables.ExitMirror]
+	addresses     tablestest.Table[*tables.NodeAddress]
 	devices       tablestest.Table[*tables.Device]
 	votes, voters *ebpf.Map
 	paths, told   *ebpf.Map
@@ -163,6 +164,7 @@ func (w *world) fill() {
 	config.Put(&tables.ConfigMirror{Value: bpf.ConfigValue{Flags: bpf.ConfigFloating}})
 	w.portOwners = tablestest.Open(w.T, w.db, tables.NewPortOwnerTable)
 	w.exits = tablestest.Open(w.T, w.db, tables.NewExitMirrorTable)
+	w.addresses = tablestest.Open(w.T, w.db, tables.NewNodeAddressTable)
 	w.devices = tablestest.Open(w.T, w.db, tables.NewDeviceTable)
 	w.link(true)
 	w.set = tablestest.Open(w.T, w.db, tables.NewEgressVotersTable)
@@ -184,7 +186,7 @@ func (w *world) fill() {
 		Nodes:      tablestest.Open(w.T, w.db, tables.NewNodeTable),
 		Untaken:    tablestest.Open(w.T, w.db, tables.NewEgressIPUntakenTable),
 		Taken:      tablestest.Open(w.T, w.db, tables.NewEgressVotersTakenTable),
-		PortOwners: w.portOwners, Exits: w.exits, Devices: w.devices,
+		PortOwners: w.portOwners, Exits: w.exits, Addresses: w.addresses, Devices: w.devices,
 		Attachments: attachments, ConfigEntries: config,
 		Settings: settings, Keys: keys, LocalNode: tables.LocalNode{Name: "node-1"},
 	}
