@@ -33,7 +33,11 @@ const (
 func testEgressIPs(t *testing.T) {
 	upgradeChart(t, "--set=flags.egress-ips=true")
 	awaitRollout(t, "daemonset/sluice", "deployment/sluice-operator")
+	apply(t, pod("pool-send", "worker-1", "moving", "send", "-interval=20ms", "-timeout=100ms", outside))
+	waitFor(t, shop, "condition=Ready", "pod/pool-send")
+	start := time.Now()
 	createPool(t)
+	logFirst(t, "pool-send", start)
 	awaitVoters(t)
 	apply(t, pod("moving-hold", "worker-1", "moving", "hold", "-interval=100ms",
 		fmt.Sprintf("-connections=%d", movingCount), outside)+
@@ -126,6 +130,29 @@ spec:
 	assert.ElementsMatch(t, []string{"worker-1", "worker-2", "worker-3"}, nodes, "nodes with ports")
 	assert.Equal(t, movingIP+" moving", read(t, "",
 		"{.status.allocations[*].address} {.status.allocations[*].policy}", "egressippool", "moving"))
+}
+
+// logFirst logs how long after a time the server outside got the first request of a pod with the
+// address, and that there was none with another address from the first one on.
+func logFirst(t *testing.T, name string, start time.Time) {
+	t.Helper()
+	await(t, "a request with the address", func() error {
+		if running.Outside.Sources(name)[movingIP] == 0 {
+			return fmt.Errorf("there are none: %v", running.Outside.Sources(name))
+		}
+		return nil
+	})
+	var first time.Time
+	for _, request := range running.Outside.Requests(name) {
+		if request.From.String() == movingIP && first.IsZero() {
+			first = request.Time
+		} else if !first.IsZero() {
+			require.Equal(t, movingIP, request.From.String(), "after the first request with the address")
+		}
+	}
+	t.Logf("the first request with the address of a new pool came %.2f s after kubectl began",
+		first.Sub(start).Seconds())
+	kubectl(t, "-n", shop, "delete", "pod", name)
 }
 
 // awaitVoters waits until all nodes vote, and have said in their NodeReports that they
