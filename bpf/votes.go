@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"net/netip"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/cilium/ebpf"
@@ -25,9 +26,11 @@ const (
 	ToldMap   = "sluice_told"
 )
 
-// EgressVoters is how many nodes vote at most, and EgressIPs how many addresses a node may have.
+// EgressVoters is how many nodes vote at most, VoterSets how many sets of them are in use while
+// one replaces the other, and EgressIPs how many addresses a node may have.
 const (
 	EgressVoters = 5
+	VoterSets    = 2
 	EgressIPs    = 1024
 )
 
@@ -36,26 +39,32 @@ const ToldEntries = 8192
 
 // Vote is the vote of a node for another one.
 type Vote struct {
-	Until      uint64 // nanoseconds of CLOCK_BOOTTIME
-	Generation uint64 // of the voters; 0: no vote
+	Until uint64 // nanoseconds of CLOCK_BOOTTIME
+	Set   uint64 // number of the set of voters; 0: no vote
 }
 
-// VotesValue is a value of [VotesMap]. The node has the address while a majority votes for it.
+// VotesValue is a value of [VotesMap]. The node has the address while a majority of a set votes for
+// it.
 type VotesValue struct {
-	Votes   [EgressVoters]Vote // by the place of the voter
-	IfIndex uint32             // device that gets the address
-	_       uint32             // lock of the kernel
+	Votes   [VoterSets][EgressVoters]Vote // by the set, as in VotersValue, and the place in it
+	IfIndex uint32                        // device that gets the address
+	_       uint32                        // lock of the kernel
 }
 
 // VotersValue is the value of [VotersMap].
 type VotersValue struct {
 	// Clock is added to CLOCK_BOOTTIME when voters are told the time. It is random, so that times
 	// of another boot are of no use.
-	Clock      uint64
-	Term       uint64 // nanoseconds for which votes of this node are valid
-	Generation uint32
-	Majority   uint32
-	Voters     [EgressVoters]Address // underlay addresses
+	Clock uint64
+	Term  uint64              // nanoseconds for which votes of this node are valid
+	Sets  [VoterSets]VoterSet // by their numbers modulo VoterSets
+}
+
+// VoterSet is a set of nodes that vote.
+type VoterSet struct {
+	Number   uint32
+	Majority uint32                // 0: there is no such set
+	Voters   [EgressVoters]Address // underlay addresses
 }
 
 // ToldValue is a value of [ToldMap].
@@ -64,15 +73,23 @@ type ToldValue struct {
 	At   uint64  // nanoseconds of CLOCK_BOOTTIME
 }
 
-// HeldBy returns the places of the voters whose votes are valid at a time of CLOCK_BOOTTIME, and
-// whether they are a majority.
-func (v *VotesValue) HeldBy(voters VotersValue, now uint64) (places []int, held bool) {
-	for i, vote := range v.Votes {
-		if vote.Generation == uint64(voters.Generation) && vote.Until > now {
-			places = append(places, i)
+// HeldBy returns the voters whose votes are valid at a time of CLOCK_BOOTTIME, and whether they are
+// a majority of a set.
+func (v *VotesValue) HeldBy(voters VotersValue, now uint64) (by []netip.Addr, held bool) {
+	for s, set := range voters.Sets {
+		count := uint32(0)
+		for i, vote := range v.Votes[s] {
+			if vote.Set != uint64(set.Number) || vote.Until <= now {
+				continue
+			}
+			count++
+			if voter := set.Voters[i].Addr(); !slices.Contains(by, voter) {
+				by = append(by, voter)
+			}
 		}
+		held = held || set.Majority > 0 && count >= set.Majority
 	}
-	return places, voters.Majority > 0 && len(places) >= int(voters.Majority)
+	return by, held
 }
 
 // Kinds of frames beside probes.
@@ -91,10 +108,10 @@ type Votes struct {
 
 	// Clock is the time there, as the node has told it last. The votes are valid for Term from then
 	// on.
-	Clock      uint64
-	Term       time.Duration
-	Generation uint32       // of the voters
-	Addrs      []netip.Addr // at most VotesInFrame
+	Clock uint64
+	Term  time.Duration
+	Set   uint32       // number of the set of voters that they are of
+	Addrs []netip.Addr // at most VotesInFrame
 }
 
 // VotesFrame returns the frame, inside the overlay packet, of votes from one node to another.
@@ -114,7 +131,7 @@ func addrsFrame(key OverlayKey, kind ProbeKind, from, to netip.Addr, v Votes) []
 	body := binary.NativeEndian.AppendUint64(nil, v.Nonce)
 	body = binary.NativeEndian.AppendUint64(body, v.Clock)
 	body = binary.NativeEndian.AppendUint64(body, uint64(v.Term))
-	body = binary.NativeEndian.AppendUint32(body, v.Generation)
+	body = binary.NativeEndian.AppendUint32(body, v.Set)
 	body = binary.NativeEndian.AppendUint32(body, uint32(len(v.Addrs)))
 	for _, addr := range v.Addrs {
 		addr := addr.As16()

@@ -2,18 +2,27 @@
 
 package tables
 
+import "time"
+
 // EgressVotersName is the name of the ConfigMap with the nodes that vote on egress addresses, in
-// the namespace of the agents. Its data has one key, EgressVotersKey, with an [EgressVoterSet] in
+// the namespace of the agents. Its data has one key, EgressVotersKey, with [EgressVotersInObject] in
 // JSON.
 const (
 	EgressVotersName = "sluice-egress-voters"
 	EgressVotersKey  = "voters"
 )
 
-// EgressVoterSet is a set of nodes that vote, as the ConfigMap has it.
-type EgressVoterSet struct {
-	Generation int64                 `json:"generation"` // 1 to 1<<32 - 1
-	Voters     []EgressVoterInObject `json:"voters"`     // 1 to MaxEgressVoters, in any order
+// EgressVotersInObject are the nodes that vote, as the ConfigMap has them.
+type EgressVotersInObject struct {
+	Generation int64              `json:"generation"` // 1 to 1<<32 - 1
+	Since      time.Time          `json:"since"`
+	Sets       []VoterSetInObject `json:"sets"` // one, or two of successive numbers
+}
+
+// VoterSetInObject is a set of nodes that vote, as the ConfigMap has it.
+type VoterSetInObject struct {
+	Number int64                 `json:"number"` // 1 to 1<<32 - 1
+	Voters []EgressVoterInObject `json:"voters"` // 1 to MaxEgressVoters, in any order
 }
 
 // EgressVoterInObject is a node that votes, as the ConfigMap has it.

@@ -13,8 +13,8 @@ import (
 type WantedEgressVoters struct {
 	Index uint32 `json:"index"` // always 0
 
-	Generation uint32        `json:"generation,omitempty"`
-	Voters     []EgressVoter `json:"voters,omitempty"` // in the order of their names
+	Generation uint32     `json:"generation,omitempty"`
+	Sets       []VoterSet `json:"sets,omitempty"`
 
 	// From is the version of the object that the set follows from, and that alone may be replaced;
 	// zero if there shall be none yet.
@@ -28,8 +28,8 @@ type WantedEgressVoters struct {
 
 // Equal reports whether two rows want the same, whatever their status.
 func (v *WantedEgressVoters) Equal(o *WantedEgressVoters) bool {
-	return v.Index == o.Index && v.Generation == o.Generation && slices.Equal(v.Voters, o.Voters) &&
-		v.From == o.From && v.Waits == o.Waits && v.Problem == o.Problem
+	return v.Index == o.Index && v.Generation == o.Generation &&
+		slices.EqualFunc(v.Sets, o.Sets, VoterSet.Equal) && v.From == o.From && v.Waits == o.Waits && v.Problem == o.Problem
 }
 
 // TableHeader implements [statedb.TableWritable].
@@ -40,7 +40,7 @@ func (*WantedEgressVoters) TableHeader() []string {
 // TableRow implements [statedb.TableWritable].
 func (v *WantedEgressVoters) TableRow() []string {
 	return []string{
-		strconv.FormatUint(uint64(v.Generation), 10), votersColumn(v.Voters), orDash(v.Waits),
+		strconv.FormatUint(uint64(v.Generation), 10), setsColumn(v.Sets), orDash(v.Waits),
 		orDash(v.Problem), v.Status.Kind.String(), orDash(v.Status.GetError()),
 	}
 }

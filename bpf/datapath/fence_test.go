@@ -28,7 +28,7 @@ func (f *fixture) lease(left time.Duration) {
 	require.NoError(f, f.AddFlags(bpf.ConfigFloating))
 	f.voters(1, f.NodeIP)
 	v := bpf.VotesValue{IfIndex: f.Index(packettest.EgressDevice)}
-	v.Votes[0] = bpf.Vote{Until: f.bootTime() + uint64(left), Generation: 1}
+	v.Votes[1][0] = bpf.Vote{Until: f.bootTime() + uint64(left), Set: 1}
 	require.NoError(f, f.Map(bpf.VotesMap).Put(bpf.ExitKey{Addr: bpf.AddressFrom(f.Egress)}, v))
 }
 

@@ -220,6 +220,7 @@ var constants = map[string]uint64{
 	"CONFIG_EGRESS_IPS":       uint64(bpf.ConfigEgressIPs),
 	"BLOCK_PORT_MIN":          bpf.BlockPortMin,
 	"EGRESS_VOTERS":           bpf.EgressVoters,
+	"VOTER_SETS":              bpf.VoterSets,
 	"CONFIG_LIMITS":           uint64(bpf.ConfigLimits),
 	"LIMIT_BUCKETS":           bpf.LimitBuckets,
 	"LIMIT_BURST":             uint64(bpf.LimitBurst),

@@ -19,14 +19,25 @@ const clockOffset = 1 << 60
 
 const term = 10 * time.Second
 
-// voters says which nodes vote.
-func (f *fixture) voters(generation uint32, nodes ...netip.Addr) {
+// voters says which nodes vote, as one set.
+func (f *fixture) voters(number uint32, nodes ...netip.Addr) {
 	f.Helper()
-	v := bpf.VotersValue{
-		Clock: clockOffset, Generation: generation, Majority: uint32(len(nodes)/2 + 1),
-	}
+	f.voterSets(voterSet(number, nodes...))
+}
+
+func voterSet(number uint32, nodes ...netip.Addr) bpf.VoterSet {
+	set := bpf.VoterSet{Number: number, Majority: uint32(len(nodes)/2 + 1)}
 	for i, node := range nodes {
-		v.Voters[i] = bpf.AddressFrom(node)
+		set.Voters[i] = bpf.AddressFrom(node)
+	}
+	return set
+}
+
+func (f *fixture) voterSets(sets ...bpf.VoterSet) {
+	f.Helper()
+	v := bpf.VotersValue{Clock: clockOffset}
+	for _, set := range sets {
+		v.Sets[set.Number%bpf.VoterSets] = set
 	}
 	require.NoError(f, f.Map(bpf.VotersMap).Put(uint32(0), v))
 }
@@ -53,12 +64,12 @@ func (f *fixture) held(addr netip.Addr) bool {
 
 // vote has a node send votes for an address, given at a time ago.
 func (f *fixture) vote(
-	node netip.Addr, generation uint32, ago time.Duration, addrs ...netip.Addr,
+	node netip.Addr, set uint32, ago time.Duration, addrs ...netip.Addr,
 ) *packettest.Result {
 	f.Helper()
 	return f.probed(node, bpf.VotesFrame(firstKey, node, f.NodeIP, bpf.Votes{
 		Nonce: nonce, Clock: f.bootTime() + clockOffset - uint64(ago), Term: term,
-		Generation: generation, Addrs: addrs,
+		Set: set, Addrs: addrs,
 	}))
 }
 
@@ -81,9 +92,9 @@ func TestMajority(t *testing.T) {
 		require.False(f, f.held(f.Egress), "one of three")
 		f.vote(first, 7, 0, f.Egress)
 		require.False(f, f.held(f.Egress), "the same one")
-		for _, generation := range []uint32{6, 8} {
-			f.vote(second, generation, 0, f.Egress)
-			require.False(f, f.held(f.Egress), "of another generation")
+		for _, set := range []uint32{5, 6, 8, 9} {
+			f.vote(second, set, 0, f.Egress)
+			require.False(f, f.held(f.Egress), "of another set")
 		}
 		f.vote(second, 7, 0, f.NodeIP)
 		require.False(f, f.held(f.Egress), "for another address")
@@ -93,13 +104,13 @@ func TestMajority(t *testing.T) {
 		require.False(f, f.held(f.Egress), "of a time that has not come")
 		f.vote(second, 7, 0, f.NodeIP, f.Egress)
 		require.True(f, f.held(f.Egress))
-		until := f.votesFor(f.Egress).Votes[1].Until
+		until := f.votesFor(f.Egress).Votes[1][1].Until
 		require.LessOrEqual(f, until, f.bootTime()+uint64(term))
 		f.vote(second, 7, term/2, f.Egress)
-		require.Equal(f, until, f.votesFor(f.Egress).Votes[1].Until, "one that is late takes nothing")
+		require.Equal(f, until, f.votesFor(f.Egress).Votes[1][1].Until, "one that is late takes nothing")
 
 		f.voters(8, first, f.NodeIP, second)
-		require.False(f, f.held(f.Egress), "of the former generation")
+		require.False(f, f.held(f.Egress), "of the former set")
 		f.vote(first, 8, 0, f.Egress)
 		require.False(f, f.held(f.Egress))
 		f.vote(second, 8, 0, f.Egress)
@@ -108,6 +119,42 @@ func TestMajority(t *testing.T) {
 		f.vote(first, 9, 0, f.Egress)
 		f.vote(second, 9, 0, f.Egress)
 		require.False(f, f.held(f.Egress), "the first one votes no more")
+	})
+}
+
+// While one set replaces another a majority of either is enough, and votes of both are not mixed.
+func TestMajorityOfTwoSets(t *testing.T) {
+	eachFamily(t, func(f *fixture) {
+		votingFixture(f)
+		first, second := f.SecondNode, f.ThirdNode
+		three, two := voterSet(7, first, second, f.NodeIP), voterSet(8, first, second)
+		f.mayHave(f.Egress)
+		f.voters(7, first, second, f.NodeIP)
+		f.vote(first, 7, 0, f.Egress)
+		f.vote(second, 7, term/2, f.Egress)
+		require.True(f, f.held(f.Egress))
+		f.voterSets(three, two)
+		require.True(f, f.held(f.Egress), "of the former set")
+		f.voters(8, first, second)
+		require.False(f, f.held(f.Egress))
+		f.voterSets(three, two)
+		f.vote(first, 8, 0, f.Egress)
+		f.vote(second, 8, 0, f.Egress)
+		f.voters(8, first, second)
+		require.True(f, f.held(f.Egress), "of the next set")
+		f.voterSets(two, voterSet(9, second, f.NodeIP, first))
+		require.True(f, f.held(f.Egress), "of the set that is the former now")
+
+		f.mayHave(f.SecondNode)
+		f.voterSets(three, two)
+		f.vote(first, 8, 0, f.SecondNode)
+		f.vote(second, 7, 0, f.SecondNode)
+		require.False(f, f.held(f.SecondNode), "one of each")
+
+		// Places of votes of a set that has gone are those of other nodes.
+		f.voters(10, first, f.NodeIP, second)
+		f.vote(second, 10, 0, f.SecondNode)
+		require.False(f, f.held(f.SecondNode))
 	})
 }
 
@@ -153,7 +200,7 @@ func TestLongVotes(t *testing.T) {
 	f.voters(1, node)
 	f.mayHave(f.Egress)
 	f.probed(node, bpf.VotesFrame(firstKey, node, f.NodeIP, bpf.Votes{
-		Nonce: nonce, Clock: f.bootTime() + clockOffset, Term: term + 1, Generation: 1,
+		Nonce: nonce, Clock: f.bootTime() + clockOffset, Term: term + 1, Set: 1,
 		Addrs: []netip.Addr{f.Egress},
 	}))
 	require.False(f, f.held(f.Egress))
@@ -170,7 +217,7 @@ func TestVotesForged(t *testing.T) {
 	f.probes(node)
 	f.mayHave(f.Egress)
 	f.voters(1, node)
-	votes := bpf.Votes{Nonce: nonce, Clock: f.bootTime() + clockOffset, Term: term, Generation: 1,
+	votes := bpf.Votes{Nonce: nonce, Clock: f.bootTime() + clockOffset, Term: term, Set: 1,
 		Addrs: []netip.Addr{f.Egress}}
 	for name, right := range map[string][]byte{
 		"votes": bpf.VotesFrame(firstKey, node, f.NodeIP, votes),

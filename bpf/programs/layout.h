@@ -203,30 +203,36 @@ struct exit_value {
 };
 
 /* sluice_votes: egress addresses that this node may have, with the votes for it. Its key is an
- * exit_key. The node has an address as long as a majority of the voters votes for it; at other
+ * exit_key. The node has an address as long as a majority of a set of voters votes for it; at other
  * times it neither answers for the address nor sends with it. */
 
 #define EGRESS_VOTERS 5
+#define VOTER_SETS 2 /* are in use while one replaces the other: their numbers are successive */
 
 struct vote {
-	__u64 until;	  /* nanoseconds of CLOCK_BOOTTIME */
-	__u64 generation; /* of the voters; 0: no vote */
+	__u64 until; /* nanoseconds of CLOCK_BOOTTIME */
+	__u64 set;   /* its number; 0: no vote */
 };
 
 struct votes_value {
-	struct vote votes[EGRESS_VOTERS]; /* by the place of the voter among the voters */
-	__u32 ifindex;			  /* of the device that gets the address */
-	struct bpf_spin_lock lock;	  /* the agent updates entries in place: see entries.go */
+	/* By the number of the set, modulo VOTER_SETS, and the place of the voter in it. */
+	struct vote votes[VOTER_SETS][EGRESS_VOTERS];
+	__u32 ifindex;		   /* of the device that gets the address */
+	struct bpf_spin_lock lock; /* the agent updates entries in place: see entries.go */
 };
 
 /* sluice_voters: one entry, under index 0: which nodes vote. */
 
+struct voter_set {
+	__u32 number;
+	__u32 majority;			      /* 0: there is no such set */
+	struct address voters[EGRESS_VOTERS]; /* underlay addresses */
+};
+
 struct voters_value {
 	__u64 clock; /* added to CLOCK_BOOTTIME when voters are told the time; random, of this boot */
 	__u64 term;  /* of this node's own votes, for user space */
-	__u32 generation;
-	__u32 majority;
-	struct address voters[EGRESS_VOTERS]; /* underlay addresses */
+	struct voter_set sets[VOTER_SETS]; /* by their numbers modulo VOTER_SETS */
 };
 
 /* sluice_told: egress addresses that move, and which node has told that it has one. Its key is an

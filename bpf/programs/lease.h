@@ -21,17 +21,23 @@ static __always_inline struct votes_value *votes_for(const struct address *addr)
 	return bpf_map_lookup_elem(&sluice_votes, addr);
 }
 
-/* Reports whether this node has the address of an entry now. */
+/* Reports whether this node has the address of an entry now: votes are counted by sets. */
 static __noinline int is_held(const struct votes_value *v)
 {
 	const struct voters_value *voters = egress_voters();
 	__u64 now = bpf_ktime_get_boot_ns();
-	__u32 count = 0;
 
 	if (!v || !voters)
 		return 0;
-	for (__u32 i = 0; i < EGRESS_VOTERS; i++)
-		count += v->votes[i].generation == voters->generation &&
-			 *(volatile const __u64 *)&v->votes[i].until > now;
-	return voters->majority && count >= voters->majority;
+	for (__u32 s = 0; s < VOTER_SETS; s++) {
+		const struct voter_set *set = &voters->sets[s];
+		__u32 count = 0;
+
+		for (__u32 i = 0; i < EGRESS_VOTERS; i++)
+			count += v->votes[s][i].set == set->number &&
+				 *(volatile const __u64 *)&v->votes[s][i].until > now;
+		if (set->majority && count >= set->majority)
+			return 1;
+	}
+	return 0;
 }

@@ -28,7 +28,7 @@ struct votes_frame {
 	__u64 nonce;
 	__u64 clock; /* the time here, of the last answer; 0: there was none */
 	__u64 term;  /* nanoseconds */
-	__u32 generation;
+	__u32 set;   /* number of the set of voters that they are of */
 	__u32 count; /* of the addresses that follow */
 } __attribute__((packed));
 
@@ -62,7 +62,7 @@ SUBPROGRAM __u64 votes_mac(struct __sk_buff *ctx, const struct votes_frame *vote
 	siphash_add(&s, votes->nonce);
 	siphash_add(&s, votes->clock);
 	siphash_add(&s, votes->term);
-	siphash_add(&s, votes->generation | (__u64)votes->count << 32);
+	siphash_add(&s, votes->set | (__u64)votes->count << 32);
 	for (__u32 i = 0; i < VOTES_IN_FRAME && i < votes->count; i++) {
 		if (vote_at(ctx, i, &addr))
 			return 0;
@@ -114,20 +114,24 @@ SUBPROGRAM int note_votes(struct __sk_buff *ctx, const struct votes_frame *votes
 {
 	const struct voters_value *voters = egress_voters();
 	__u64 now = bpf_ktime_get_boot_ns();
+	const struct voter_set *set;
 	struct votes_value *v;
 	struct address addr;
 	struct vote *vote;
 	__u64 age, until;
 	__u32 place;
 
-	if (!votes || !node || !voters || votes->generation != voters->generation)
+	if (!votes || !node || !voters)
+		return 0;
+	set = &voters->sets[votes->set % VOTER_SETS];
+	if (set->number != votes->set)
 		return 0;
 	age = now + voters->clock - votes->clock;
 	if (age >= votes->term || votes->term > MAX_TERM) /* age: also of the future, or a former boot */
 		return 0;
 	until = now - age + votes->term;
 	for (place = 0; place < EGRESS_VOTERS; place++)
-		if (same_address(&voters->voters[place], node))
+		if (same_address(&set->voters[place], node))
 			break;
 	if (place == EGRESS_VOTERS)
 		return 0;
@@ -137,12 +141,13 @@ SUBPROGRAM int note_votes(struct __sk_buff *ctx, const struct votes_frame *votes
 		v = votes_for(&addr);
 		if (!v)
 			continue;
-		vote = &v->votes[place];
-		/* What is there may be of a voter of another generation. */
-		if (vote->generation != votes->generation || vote->until < until)
-			*(volatile __u64 *)&vote->until = until;
+		vote = &v->votes[votes->set % VOTER_SETS][place];
+		if (vote->set == votes->set && vote->until >= until)
+			continue;
+		/* First the set: what is there may be the vote of another node in a former set. */
+		*(volatile __u64 *)&vote->set = votes->set;
 		asm volatile("" ::: "memory");
-		*(volatile __u64 *)&vote->generation = votes->generation;
+		*(volatile __u64 *)&vote->until = until;
 	}
 	return 0;
 }

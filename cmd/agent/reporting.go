@@ -16,7 +16,6 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/sluice-net/sluice/cmd/version"
-	"github.com/sluice-net/sluice/reconcilers/egressip"
 	"github.com/sluice-net/sluice/reconcilers/nodereport"
 	"github.com/sluice-net/sluice/sources/kubernetes"
 	policyreports "github.com/sluice-net/sluice/tables/nodereport"
@@ -31,7 +30,6 @@ var Reporting = cell.Group(
 	// To the NodeReport of this node.
 	cell.Provide(
 		func() nodereport.Version { return nodereport.Version(version.Get().Version) },
-		func(c egressip.Config) nodereport.VoteTime { return nodereport.VoteTime(c.EgressIPLease) },
 	),
 	nodereport.Cell,
 )

@@ -33,7 +33,11 @@ const (
 func testEgressIPs(t *testing.T) {
 	upgradeChart(t, "--set=flags.egress-ips=true")
 	awaitRollout(t, "daemonset/sluice", "deployment/sluice-operator")
+	apply(t, pod("pool-send", "worker-1", "moving", "send", "-interval=20ms", "-timeout=100ms", outside))
+	waitFor(t, shop, "condition=Ready", "pod/pool-send")
+	start := time.Now()
 	createPool(t)
+	logFirst(t, "pool-send", start)
 	awaitVoters(t)
 	apply(t, pod("moving-hold", "worker-1", "moving", "hold", "-interval=100ms",
 		fmt.Sprintf("-connections=%d", movingCount), outside)+
@@ -128,25 +132,48 @@ spec:
 		"{.status.allocations[*].address} {.status.allocations[*].policy}", "egressippool", "moving"))
 }
 
+// logFirst logs how long after a time the server outside got the first request of a pod with the
+// address, and that there was none with another address from the first one on.
+func logFirst(t *testing.T, name string, start time.Time) {
+	t.Helper()
+	await(t, "a request with the address", func() error {
+		if running.Outside.Sources(name)[movingIP] == 0 {
+			return fmt.Errorf("there are none: %v", running.Outside.Sources(name))
+		}
+		return nil
+	})
+	var first time.Time
+	for _, request := range running.Outside.Requests(name) {
+		if request.From.String() == movingIP && first.IsZero() {
+			first = request.Time
+		} else if !first.IsZero() {
+			require.Equal(t, movingIP, request.From.String(), "after the first request with the address")
+		}
+	}
+	t.Logf("the first request with the address of a new pool came %.2f s after kubectl began",
+		first.Sub(start).Seconds())
+	kubectl(t, "-n", shop, "delete", "pod", name)
+}
+
 // awaitVoters waits until all nodes vote, and have said in their NodeReports that they
 // know that.
 func awaitVoters(t *testing.T) {
 	t.Helper()
 	await(t, "all nodes vote", func() error {
-		var set tables.EgressVoterSet
+		var voters tables.EgressVotersInObject
 		text := read(t, sluiceNamespace, "{.items[*].data."+tables.EgressVotersKey+"}", "configmaps",
 			"--field-selector=metadata.name="+tables.EgressVotersName)
 		if text == "" {
 			return fmt.Errorf("there is no ConfigMap %s", tables.EgressVotersName)
 		}
-		if err := json.Unmarshal([]byte(text), &set); err != nil {
+		if err := json.Unmarshal([]byte(text), &voters); err != nil {
 			return fmt.Errorf("parse ConfigMap %s: %w", tables.EgressVotersName, err)
 		}
-		if len(set.Voters) != len(running.Nodes) {
-			return fmt.Errorf("of %d nodes these vote: %v", len(running.Nodes), set.Voters)
+		if len(voters.Sets) != 1 || len(voters.Sets[0].Voters) != len(running.Nodes) {
+			return fmt.Errorf("of %d nodes these vote: %v", len(running.Nodes), voters.Sets)
 		}
 		known := read(t, "", "{.items[*].status.egressVoters}", "nodereports")
-		want := slices.Repeat([]string{fmt.Sprint(set.Generation)}, len(set.Voters))
+		want := slices.Repeat([]string{fmt.Sprint(voters.Generation)}, len(running.Nodes))
 		if !slices.Equal(strings.Fields(known), want) {
 			return fmt.Errorf("NodeReports have generations %q of voters, want %q", known, want)
 		}

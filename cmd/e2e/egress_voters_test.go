@@ -7,6 +7,8 @@ package e2e
 import (
 	"encoding/json"
 	"fmt"
+	"slices"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -17,8 +19,8 @@ import (
 	"github.com/sluice-net/sluice/tables"
 )
 
-// awaitVoters waits until the nodes that vote are those of a generation.
-func awaitVoters(a *agent, c *cluster.Cluster, generation int64, nodes ...string) {
+// awaitVoters waits until the nodes that vote, in each set, are those of a generation.
+func awaitVoters(a *agent, c *cluster.Cluster, generation int64, sets ...string) {
 	a.t.Helper()
 	configMaps := c.Dynamic().Resource(corev1.SchemeGroupVersion.WithResource("configmaps"))
 	a.eventually(fmt.Sprintf("generation %d of voters", generation), func() error {
@@ -29,15 +31,19 @@ func awaitVoters(a *agent, c *cluster.Cluster, generation int64, nodes ...string
 		}
 		data, _ := object.Object["data"].(map[string]any)
 		text, _ := data[tables.EgressVotersKey].(string)
-		var set tables.EgressVoterSet
-		if err := json.Unmarshal([]byte(text), &set); err != nil {
+		var voters tables.EgressVotersInObject
+		if err := json.Unmarshal([]byte(text), &voters); err != nil {
 			return err
 		}
-		var names []string
-		for _, v := range set.Voters {
-			names = append(names, v.Node)
+		var has []string
+		for _, set := range voters.Sets {
+			var names []string
+			for _, v := range set.Voters {
+				names = append(names, v.Node)
+			}
+			has = append(has, strings.Join(names, " "))
 		}
-		if set.Generation != generation || fmt.Sprint(names) != fmt.Sprint(nodes) {
+		if voters.Generation != generation || !slices.Equal(has, sets) {
 			return fmt.Errorf("the object says %s", text)
 		}
 		return nil
@@ -66,17 +72,18 @@ func TestEgressVoters(t *testing.T) {
 	c.Apply(poolManifest)
 	a := newOperator(t, c.Kubeconfig("sluice-operator"), "--identity=operator-1", "--egress-ips")
 	a.start()
-	awaitVoters(a, c, 1, localNode, "node-2", "node-3")
+	first, second, third := localNode+" node-2 node-3", localNode+" node-2", localNode+" node-2 node-4"
+	awaitVoters(a, c, 1, first)
 
 	c.DeleteNode("node-3")
 	c.CreateNode(cluster.Node{Name: "node-4", Ready: true, InternalIPs: addrs("192.168.7.4")})
-	acknowledge(c, 1, localNode, "node-2")
-	awaitVoters(a, c, 2, localNode, "node-2")
-	acknowledge(c, 2, localNode, "node-2")
-	awaitVoters(a, c, 3, localNode, "node-2", "node-4")
+	for i, sets := range [][]string{{first, second}, {second}, {second, third}, {third}} {
+		acknowledge(c, i+1, localNode, "node-2")
+		awaitVoters(a, c, int64(i+2), sets...)
+	}
 
 	require.NoError(t, c.Dynamic().
 		Resource(corev1.SchemeGroupVersion.WithResource("configmaps")).Namespace("sluice-system").
 		Delete(t.Context(), tables.EgressVotersName, metav1.DeleteOptions{}))
-	awaitVoters(a, c, 4, localNode, "node-2", "node-4")
+	awaitVoters(a, c, 6, third)
 }

@@ -73,7 +73,7 @@ func newMoving(t *testing.T, lease time.Duration, more ...string) *moving {
 	}
 	m.uses = watchUses(t, m.World, movings...)
 	require.NoError(t, m.StartAgents())
-	m.vote(1, m.Nodes[:3]...)
+	m.vote(1, 1, [][]*Node{m.Nodes[:3]})
 	m.pod = m.traffic.pod(m.Nodes[0], "a", "a")
 	require.NoError(t, m.ApplyYAML(fmt.Sprintf(`
 apiVersion: sluice.io/v1alpha1

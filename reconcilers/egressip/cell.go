@@ -4,6 +4,7 @@
 // has at this node those that it is given.
 //
 //	egress-ips, egress-voters ──► votes for other nodes, egress-ip-votes
+//	                          └─► egress-voters-taken
 //	votes of other nodes ──► egress-ip-leases ──► addresses at devices, ARP, NDP
 //	                                          └──► what it has, told to all nodes
 //	what other nodes tell ──► egress-ip-owners
@@ -43,6 +44,7 @@ var Cell = cell.Module(
 	tables.Own(tables.NewEgressIPVoteTable),
 	tables.Own(tables.NewEgressIPOwnerTable),
 	tables.Own(tables.NewEgressIPUntakenTable),
+	tables.Own(tables.NewEgressVotersTakenTable),
 	cell.Provide(source),
 	cell.Invoke(Config.validate, register),
 )
@@ -51,8 +53,9 @@ var Cell = cell.Module(
 func source(
 	leases statedb.RWTable[*tables.EgressIPLease], votes statedb.RWTable[*tables.EgressIPVote],
 	owners statedb.RWTable[*tables.EgressIPOwner], untaken statedb.RWTable[*tables.EgressIPUntaken],
+	taken statedb.RWTable[*tables.EgressVotersTaken],
 ) tables.SourceOut {
-	return tables.NewSourceOut("egress-votes", leases, votes, owners, untaken)
+	return tables.NewSourceOut("egress-votes", leases, votes, owners, untaken, taken)
 }
 
 // Config has the flags of votes.
@@ -107,7 +110,9 @@ type params struct {
 	Votes         statedb.RWTable[*tables.EgressIPVote]
 	Owners        statedb.RWTable[*tables.EgressIPOwner]
 	Untaken       statedb.RWTable[*tables.EgressIPUntaken]
+	Taken         statedb.RWTable[*tables.EgressVotersTaken]
 	Nodes         statedb.Table[*tables.Node]
+	Addresses     statedb.Table[*tables.NodeAddress]
 	Devices       statedb.Table[*tables.Device]
 	Exits         statedb.Table[*tables.ExitMirror]
 	PortOwners    statedb.Table[*tables.PortOwner]

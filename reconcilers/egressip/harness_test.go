@@ -66,6 +66,7 @@ type world struct {
 	set           tablestest.Table[*tables.EgressVoters]
 	portOwners    tablestest.Table[*tables.PortOwner]
 	exits         tablestest.Table[*tables.ExitMirror]
+	addresses     tablestest.Table[*tables.NodeAddress]
 	devices       tablestest.Table[*tables.Device]
 	votes, voters *ebpf.Map
 	paths, told   *ebpf.Map
@@ -163,12 +164,14 @@ func (w *world) fill() {
 	config.Put(&tables.ConfigMirror{Value: bpf.ConfigValue{Flags: bpf.ConfigFloating}})
 	w.portOwners = tablestest.Open(w.T, w.db, tables.NewPortOwnerTable)
 	w.exits = tablestest.Open(w.T, w.db, tables.NewExitMirrorTable)
+	w.addresses = tablestest.Open(w.T, w.db, tables.NewNodeAddressTable)
 	w.devices = tablestest.Open(w.T, w.db, tables.NewDeviceTable)
 	w.link(true)
 	w.set = tablestest.Open(w.T, w.db, tables.NewEgressVotersTable)
-	w.set.Put(&tables.EgressVoters{Generation: 1, Voters: []tables.EgressVoter{
-		{Node: "node-1", Addr: netip.MustParseAddr("192.0.2.1")},
-	}})
+	w.set.Put(&tables.EgressVoters{Generation: 1, Sets: []tables.VoterSet{{
+		Number: 1,
+		Voters: []tables.EgressVoter{{Node: "node-1", Addr: netip.MustParseAddr("192.0.2.1")}},
+	}}})
 	keys := tablestest.Open(w.T, w.db, tables.NewOverlayKeysTable)
 	keys.Put(&tables.OverlayKeys{Keys: []bpf.OverlayKey{bpf.NewOverlayKey([16]byte{1})}})
 	settings := tablestest.Open(w.T, w.db, tables.NewDatapathConfigTable)
@@ -182,7 +185,8 @@ func (w *world) fill() {
 		Owners:     tablestest.Open(w.T, w.db, tables.NewEgressIPOwnerTable),
 		Nodes:      tablestest.Open(w.T, w.db, tables.NewNodeTable),
 		Untaken:    tablestest.Open(w.T, w.db, tables.NewEgressIPUntakenTable),
-		PortOwners: w.portOwners, Exits: w.exits, Devices: w.devices,
+		Taken:      tablestest.Open(w.T, w.db, tables.NewEgressVotersTakenTable),
+		PortOwners: w.portOwners, Exits: w.exits, Addresses: w.addresses, Devices: w.devices,
 		Attachments: attachments, ConfigEntries: config,
 		Settings: settings, Keys: keys, LocalNode: tables.LocalNode{Name: "node-1"},
 	}

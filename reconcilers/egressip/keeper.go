@@ -9,6 +9,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/cilium/hive/cell"
@@ -17,44 +18,35 @@ import (
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
-	"github.com/sluice-net/sluice/tables/pause"
 )
 
-// keeper has the addresses at this node for which a majority votes. It has but one goroutine,
-// beside those that ask whether others use an address.
+// keeper has the addresses at this node for which a majority votes. It has but one goroutine, which
+// never waits: beside it are those of the worker, and of what asks whether others use an address.
 type keeper struct {
 	params
 	voter       *voter
 	teller      *teller
 	socket      *sockets
-	announcer   announcer
+	worker      *worker
+	announcer   announcer // of the worker
 	entries     kernelEntries
 	now         func() uint64
 	initialized func(statedb.WriteTxn)
 	owned       map[netip.Addr]*owned // addresses that this node may have
-	given       map[netip.Addr]given  // addresses that others have given to this node
-	checks      chan check
-	checking    int                  // how many checks there are
-	set         *tables.EgressVoters // nil: it is not known yet
+	checking    int                   // how many checks there are
+	set         *tables.EgressVoters  // nil: it is not known yet
+	setSince    uint64                // when the kernel and votes began to go by it
 	kernelSet   bpf.VotersValue
-	behind      bool       // a tick was over before all addresses were brought to where they shall be
-	resume      netip.Addr // the first address that was not
-	said        string     // in health
+	voted       error  // what was wrong with the last votes
+	said        string // in health
 	health      cell.Health
-}
-
-// given is an address that is left alone, as others have given it to a device.
-type given struct {
-	err error
-	due uint64 // when it is looked again whether it is there
 }
 
 func newKeeper(p params, initialized func(statedb.WriteTxn)) *keeper {
 	entries, socket := kernelEntries{p.Datapath}, &sockets{params: p, open: openSocket}
 	return &keeper{
 		params: p, initialized: initialized, owned: map[netip.Addr]*owned{},
-		given:  map[netip.Addr]given{},
-		checks: make(chan check), now: now, entries: entries, socket: socket,
+		worker: newWorker(), now: now, entries: entries, socket: socket,
 		voter: newVoter(p, socket),
 		teller: &teller{params: p, entries: entries, now: now, socket: socket,
 			expected: map[netip.Addr]bool{}},
@@ -80,7 +72,7 @@ func (k *keeper) run(ctx context.Context, health cell.Health) error {
 	k.start() // before it is known who votes: where programs run depends on the rows
 	for _, input := range []interface {
 		Initialized(statedb.ReadTxn) (bool, <-chan struct{})
-	}{k.IPs, k.Voters, k.Keys, k.Settings} {
+	}{k.IPs, k.Voters, k.Keys, k.Settings, k.Addresses} {
 		_, initialized := input.Initialized(k.DB.ReadTxn())
 		select {
 		case <-initialized:
@@ -89,19 +81,35 @@ func (k *keeper) run(ctx context.Context, health cell.Health) error {
 		}
 	}
 	defer k.socket.close()
-	defer k.announcer.close()
+	defer k.startWorker(ctx)()
+	timer := time.NewTimer(0)
+	defer timer.Stop()
 	for {
-		k.report(k.tick(ctx))
-		next := k.Config.tick()
-		if k.behind {
-			next = 0
-		} else if len(k.owned) == 0 && k.IPs.NumObjects(k.DB.ReadTxn()) == 0 {
-			next = lookIdle
-		}
-		if !pause.For(ctx, next) {
+		select {
+		case <-timer.C:
+			k.voted = k.vote()
+			next := k.Config.tick()
+			if len(k.owned) == 0 && k.IPs.NumObjects(k.DB.ReadTxn()) == 0 {
+				next = lookIdle
+			}
+			timer.Reset(next)
+		case takeIn := <-k.worker.done:
+			takeIn()
+		case <-ctx.Done():
 			return nil
 		}
+		k.report(errors.Join(k.voted, k.keepAll(ctx)))
 	}
+}
+
+// startWorker starts the worker, and returns what waits for its end.
+func (k *keeper) startWorker(ctx context.Context) (wait func()) {
+	var workers sync.WaitGroup
+	workers.Go(func() {
+		defer k.announcer.close()
+		k.worker.run(ctx)
+	})
+	return workers.Wait
 }
 
 // adopt takes over what a former agent has left in the kernel.
@@ -140,84 +148,41 @@ func (k *keeper) start() {
 	wtxn.Commit()
 }
 
-// tick votes, and brings the addresses to where the votes say. What is wrong with one address
-// concerns no other.
-func (k *keeper) tick(ctx context.Context) error {
+// vote takes in who votes and which addresses this node may have, and votes.
+func (k *keeper) vote() error {
 	errs := []error{k.followVoters(), k.followCandidates()}
 	if k.set != nil {
 		errs = append(errs, k.voter.listen(k.now, k.entries.clockOf),
-			k.voter.vote(k.set, k.now, k.entries.clockOf, k.voteForSelf))
+			k.voter.vote(k.set.Of(k.LocalNode.Name), k.now, k.entries.clockOf, k.voteForSelf),
+			k.takeOver())
 	} else if k.IPs.NumObjects(k.DB.ReadTxn()) > 0 {
 		errs = append(errs, errors.New("no nodes vote yet: the operator chooses them"))
 	}
-	k.takeChecks()
+	return errors.Join(errs...)
+}
+
+// keepAll brings the addresses to where the votes say. What is wrong with one address concerns no
+// other.
+func (k *keeper) keepAll(ctx context.Context) error {
+	var errs []error
+	for len(k.worker.done) > 0 {
+		(<-k.worker.done)()
+	}
 	var has []netip.Addr
-	// Votes must go on: the work of a tick is bounded, and the next one goes on with the rest.
-	now := k.now()
-	until := now + uint64(k.Config.tick())
-	k.behind = false
-	for _, addr := range k.inTurn() {
+	names := k.voterNames()
+	for _, addr := range slices.SortedFunc(maps.Keys(k.owned), netip.Addr.Compare) {
 		o := k.owned[addr]
 		entry, err := k.entries.votesFor(addr)
 		errs = append(errs, err)
-		o.votes(entry, k.kernelSet, k.set, now)
-		if !k.behind && now >= until {
-			k.behind, k.resume = true, addr
-		}
-		if !k.behind {
-			k.keep(ctx, o)
-			now = k.now()
-		}
-		if o.problem != nil {
-			errs = append(errs, o.problem)
-		}
+		o.votes(entry, k.kernelSet, names, k.now())
+		k.keep(ctx, o)
+		errs = append(errs, o.problem)
 		if o.held && o.assigned {
 			has = append(has, addr)
 		}
 	}
-	slices.SortFunc(has, netip.Addr.Compare)
 	errs = append(errs, k.write(), k.teller.tell(has), k.teller.listen(has))
 	return errors.Join(errs...)
-}
-
-// inTurn returns the addresses that this node may have, from the one at which the last tick was
-// over.
-func (k *keeper) inTurn() []netip.Addr {
-	addrs := slices.SortedFunc(maps.Keys(k.owned), netip.Addr.Compare)
-	at, _ := slices.BinarySearchFunc(addrs, k.resume, netip.Addr.Compare)
-	return slices.Concat(addrs[at:], addrs[:at])
-}
-
-// followVoters tells the programs who votes. The last set stays when there is none, or one with a
-// mistake.
-func (k *keeper) followVoters() error {
-	set, _, found := k.Voters.Get(k.DB.ReadTxn(), tables.EgressVotersByIndex(0))
-	switch {
-	case !found:
-		return nil
-	case set.Error != "":
-		return fmt.Errorf("the nodes that vote: %s", set.Error)
-	}
-	k.set = set
-	term := k.voter.term()
-	if k.now() < k.voter.from { // the next agent has to wait for votes of the former one too
-		term = max(term, k.kernelSet.Term)
-	}
-	v := bpf.VotersValue{
-		Clock: k.kernelSet.Clock, Term: term,
-		Generation: set.Generation, Majority: uint32(set.Majority()),
-	}
-	for i, voter := range set.Voters {
-		v.Voters[i] = bpf.AddressFrom(voter.Addr)
-	}
-	if v == k.kernelSet {
-		return nil
-	}
-	if err := k.entries.writeVoters(v); err != nil {
-		return err
-	}
-	k.kernelSet = v
-	return nil
 }
 
 // followCandidates has an entry in the kernel for each address that this node may have, and none
@@ -227,61 +192,43 @@ func (k *keeper) followCandidates() error {
 	txn := k.DB.ReadTxn()
 	mayHave := map[netip.Addr]bool{}
 	var errs []error
-	var at map[netip.Addr]int // devices by address, once they are needed
-	refused, now := 0, k.now()
+	refused := 0
 	for ip := range k.IPs.All(txn) {
 		if !k.Enabled.Enabled || ip.IfIndex == 0 {
 			continue
 		}
 		mayHave[ip.Addr] = true
 		o := k.owned[ip.Addr]
-		if o == nil {
+		isNew := o == nil
+		if isNew {
 			o = &owned{addr: ip.Addr}
 		}
 		o.isGone = false
 		node, _ := ip.At()
 		o.isKnown = o.isKnown || node != k.LocalNode.Name
-		if k.owned[ip.Addr] != nil && o.ifIndex == ip.IfIndex || !k.knowsOwners(txn, ip.Addr) {
-			continue
-		}
-		if k.owned[ip.Addr] == nil && len(k.owned) == bpf.EgressIPs {
+		switch {
+		case o.ifIndex == ip.IfIndex || !k.knowsOwners(txn, ip.Addr):
+		case isNew && len(k.owned) == bpf.EgressIPs:
 			refused++
-			continue
-		}
-		if g := k.given[ip.Addr]; now < g.due {
-			errs = append(errs, g.err)
-			continue
-		}
-		if at == nil {
-			var err error
-			if at, err = devices(); err != nil {
-				return err
-			}
-		}
-		delete(k.given, ip.Addr)
-		if device := at[ip.Addr]; device != 0 && !o.assigned {
-			err := fmt.Errorf("%s was given to device %d by others: it is left alone", ip.Addr, device)
-			k.given[ip.Addr] = given{err, now + retryAssign}
-			errs = append(errs, err)
-		} else if err := k.add(o, ip.IfIndex); err != nil {
-			errs = append(errs, err)
+		case isNew:
+			errs = append(errs, k.add(txn, o, ip.IfIndex))
+		case o.busy:
+		case o.assigned:
+			k.withdraw(o)
+		default:
+			errs = append(errs, k.put(o, ip.IfIndex))
 		}
 	}
 	if refused > 0 {
 		errs = append(errs, fmt.Errorf("%d addresses cannot come here: %s has room for %d",
 			refused, bpf.VotesMap, bpf.EgressIPs))
 	}
-	for addr := range k.given {
-		if !mayHave[addr] {
-			delete(k.given, addr)
-		}
-	}
 	for addr, o := range k.owned {
 		if mayHave[addr] {
 			continue
 		}
 		o.isGone = true
-		if o.assigned || k.translated(txn, addr) {
+		if o.assigned || o.busy || k.translated(txn, addr) {
 			continue
 		}
 		if err := k.entries.remove(addr); err != nil {
@@ -293,19 +240,25 @@ func (k *keeper) followCandidates() error {
 	return errors.Join(errs...)
 }
 
-// add makes the entry of an address, or moves it to another device.
-func (k *keeper) add(o *owned, ifIndex uint32) error {
-	if o.assigned {
-		if err := remove(o.addr); err != nil {
-			return err
-		}
-		o.assigned = false
+// add makes the entry of an address, unless others have given that to this node.
+func (k *keeper) add(txn statedb.ReadTxn, o *owned, ifIndex uint32) error {
+	if a, _, found := k.Addresses.Get(txn, tables.NodeAddressesByAddr(o.addr)); found {
+		return fmt.Errorf("%s was given to device %d by others: it is left alone",
+			o.addr, a.DeviceIndex)
 	}
+	if err := k.put(o, ifIndex); err != nil {
+		return err
+	}
+	k.owned[o.addr] = o
+	return nil
+}
+
+// put writes the entry of an address that is at no device, without a vote.
+func (k *keeper) put(o *owned, ifIndex uint32) error {
 	if err := k.entries.put(o.addr, bpf.VotesValue{IfIndex: ifIndex}); err != nil {
 		return err
 	}
-	o.ifIndex, o.own = ifIndex, bpf.Vote{}
-	k.owned[o.addr] = o
+	o.ifIndex, o.own = ifIndex, ownVote{}
 	return nil
 }
 
@@ -340,18 +293,18 @@ func (k *keeper) voteForSelf(addr netip.Addr, until uint64) error {
 	if o == nil {
 		return nil // it has no device for the address, or others have given it one
 	}
-	vote := bpf.Vote{Until: until, Generation: uint64(k.set.Generation)}
-	if o.own.Generation == vote.Generation && until-o.own.Until < k.voter.term()/4 {
+	vote := ownVote{until, k.set.Generation}
+	if o.own.generation == vote.generation && until-o.own.until < k.voter.term()/4 {
 		return nil
 	}
 	v, err := k.entries.votesFor(addr)
 	if err != nil {
 		return err
 	}
-	place := slices.IndexFunc(k.set.Voters, func(o tables.EgressVoter) bool {
-		return o.Node == k.LocalNode.Name
-	})
-	v.Votes[place] = vote
+	for _, set := range k.set.Of(k.LocalNode.Name) {
+		vote := bpf.Vote{Until: until, Set: uint64(set.Number)}
+		v.Votes[set.Number%bpf.VoterSets][set.Place(k.LocalNode.Name)] = vote
+	}
 	if err := k.entries.put(addr, v); err != nil {
 		return err
 	}

@@ -36,7 +36,7 @@ type owned struct {
 	addr    netip.Addr
 	ifIndex uint32
 
-	own        bpf.Vote // of this node, as last noted
+	own        ownVote
 	voters     []string // that vote for this node, in order of name
 	held       bool     // by a majority
 	generation uint32   // since when, as in the row
@@ -44,12 +44,18 @@ type owned struct {
 	isGone     bool     // this node is no candidate any more
 	isKnown    bool     // it was in use before: by another node, or here by a former agent
 
+	busy      bool // there is a task for it
 	assigned  bool
 	wasUp     bool   // the device
 	announced int    // how often
 	due       uint64 // when it is announced, or tried, next
-	checking  bool   // whether others use it
 	problem   error
+}
+
+// ownVote is the vote of a node for itself, as last noted.
+type ownVote struct {
+	until      uint64
+	generation uint32 // of the voters
 }
 
 // generations begin here: see [tables.EgressIPLease].
@@ -61,14 +67,16 @@ func generationAt(t time.Time) uint32 {
 
 // votes takes in who votes for this node.
 func (o *owned) votes(
-	entry bpf.VotesValue, kernel bpf.VotersValue, set *tables.EgressVoters, now uint64,
+	entry bpf.VotesValue, kernel bpf.VotersValue, names map[netip.Addr]string, now uint64,
 ) {
-	places, held := entry.HeldBy(kernel, now)
+	by, held := entry.HeldBy(kernel, now)
 	o.voters = nil
-	for _, place := range places {
-		if set != nil && place < len(set.Voters) {
-			o.voters = append(o.voters, set.Voters[place].Node)
+	for _, voter := range by {
+		name := names[voter]
+		if name == "" { // of a set that a former agent knew
+			name = voter.String()
 		}
+		o.voters = append(o.voters, name)
 	}
 	slices.Sort(o.voters)
 	switch {
@@ -93,23 +101,17 @@ func (o *owned) row() *tables.EgressIPLease {
 	return row
 }
 
-// check says whether another host uses an address.
-type check struct {
-	addr netip.Addr
-	err  error
-}
-
 // keep brings an address to its device, or takes it from there.
 func (k *keeper) keep(ctx context.Context, o *owned) {
+	if o.busy {
+		return
+	}
 	now := k.now()
 	if !o.held {
-		if o.assigned && (o.isGone || now-o.lapsed >= withdrawAfter) {
-			if o.problem = remove(o.addr); o.problem == nil {
-				o.assigned = false
-			}
-		}
-		if !o.assigned && !o.checking {
+		if !o.assigned {
 			o.problem = nil
+		} else if o.isGone || now-o.lapsed >= withdrawAfter {
+			k.withdraw(o)
 		}
 		return
 	}
@@ -119,47 +121,60 @@ func (k *keeper) keep(ctx context.Context, o *owned) {
 		o.announced, o.due = 0, 0
 	}
 	o.wasUp = isUp
-	if now < o.due || o.checking {
-		return
-	}
-	if !o.assigned && !o.isKnown {
-		if k.checking == maxChecks {
-			return
-		}
-		k.checking++
-		o.checking, o.isKnown = true, true
-		go k.check(ctx, o.addr, int(o.ifIndex))
-		return
-	}
-	o.problem = k.bring(o, isUp)
 	switch {
-	case o.problem != nil:
-		o.due = now + retryAssign
-	case !o.assigned: // the programs do not run there yet
-	case !isUp:
-		o.due = now + announceLater
+	case now < o.due:
+	case !o.assigned && !o.isKnown:
+		k.check(ctx, o)
+	case k.guarded(o):
+		k.bring(o, isUp)
 	default:
-		o.due = now + announceLater
-		if o.announced++; o.announced < announceFirst {
-			o.due = now + announceSoon
-		}
+		o.problem = nil // soon
 	}
 }
 
-// bring gives an address to its device, once the programs look at its votes there, and announces
-// it.
-func (k *keeper) bring(o *owned, isUp bool) error {
-	if !k.guarded(o) {
-		return nil
-	}
-	if err := assign(o.addr, int(o.ifIndex)); err != nil {
-		return err
-	}
-	o.assigned = true
-	if !isUp {
-		return nil
-	}
-	return k.announcer.announce(o.addr, int(o.ifIndex))
+// work has the worker do something with an address, of which nothing else is done meanwhile.
+func (k *keeper) work(o *owned, do func() error, then func(error)) {
+	o.busy = true
+	k.worker.queue <- task{do, func(err error) {
+		o.busy, o.problem = false, err
+		then(err)
+	}}
+}
+
+// withdraw takes an address from its device.
+func (k *keeper) withdraw(o *owned) {
+	k.work(o, func() error { return remove(o.addr) }, func(err error) {
+		o.assigned = o.assigned && err != nil
+	})
+}
+
+// bring gives an address to its device, and announces it.
+func (k *keeper) bring(o *owned, isUp bool) {
+	ifIndex, assigned := int(o.ifIndex), false
+	k.work(o, func() error {
+		if err := assign(o.addr, ifIndex); err != nil {
+			return err
+		}
+		assigned = true
+		if !isUp {
+			return nil
+		}
+		return k.announcer.announce(o.addr, ifIndex)
+	}, func(err error) {
+		now := k.now()
+		o.assigned = o.assigned || assigned
+		switch {
+		case err != nil:
+			o.due = now + retryAssign
+		case !isUp:
+			o.due = now + announceLater
+		default:
+			o.due = now + announceLater
+			if o.announced++; o.announced < announceFirst {
+				o.due = now + announceSoon
+			}
+		}
+	})
 }
 
 // guarded reports whether the programs are silent about the address without a majority.
@@ -171,32 +186,22 @@ func (k *keeper) guarded(o *owned) bool {
 }
 
 // check asks whether another host uses an address that is new.
-func (k *keeper) check(ctx context.Context, addr netip.Addr, device int) {
-	err := probe(ctx, addr, device)
-	select {
-	case k.checks <- check{addr, err}:
-	case <-ctx.Done():
+func (k *keeper) check(ctx context.Context, o *owned) {
+	if k.checking == maxChecks {
+		return
 	}
-}
-
-// takeChecks takes in what has come of checks.
-func (k *keeper) takeChecks() {
-	for {
-		select {
-		case c := <-k.checks:
+	k.checking++
+	o.busy = true
+	addr, device := o.addr, int(o.ifIndex)
+	go func() {
+		err := probe(ctx, addr, device)
+		k.worker.done <- func() {
 			k.checking--
-			o := k.owned[c.addr]
-			if o == nil {
-				continue
-			}
-			o.checking, o.problem = false, nil
-			if c.err != nil {
-				o.isKnown = false // it is asked again
-				o.problem = fmt.Errorf("check %s before use: %w", c.addr, c.err)
+			o.busy, o.isKnown, o.problem = false, err == nil, nil // if not, it is asked again
+			if err != nil {
+				o.problem = fmt.Errorf("check %s before use: %w", addr, err)
 				o.due = k.now() + retryAssign
 			}
-		default:
-			return
 		}
-	}
+	}()
 }

@@ -60,16 +60,13 @@ func (v *voter) begin(now, formerTerm uint64) {
 	v.from = now + patience(max(formerTerm, v.term()))
 }
 
-// vote tells all nodes for which addresses this one votes. own is called with the address and the
-// time until which the vote is valid for those of this node.
+// vote tells all nodes for which addresses this one votes, in each of some sets of voters. own is
+// called with the address and the time until which the vote is valid for those of this node.
 func (v *voter) vote(
-	set *tables.EgressVoters, now func() uint64, clockOf clocks,
+	sets []tables.VoterSet, now func() uint64, clockOf clocks,
 	own func(addr netip.Addr, until uint64) error,
 ) error {
-	place := slices.IndexFunc(set.Voters, func(o tables.EgressVoter) bool {
-		return o.Node == v.LocalNode.Name
-	})
-	if place < 0 {
+	if len(sets) == 0 {
 		return v.write(nil)
 	}
 	txn := v.DB.ReadTxn()
@@ -102,7 +99,9 @@ func (v *voter) vote(
 	errs = append(errs, v.untaken.follow(rows, now()))
 	for _, node := range slices.SortedFunc(maps.Keys(ballots), netip.Addr.Compare) {
 		for some := range slices.Chunk(ballots[node], bpf.VotesInFrame) {
-			errs = append(errs, v.send(out, key, v.peer(node, clockOf), node, set.Generation, some))
+			for _, set := range sets {
+				errs = append(errs, v.send(out, key, v.peer(node, clockOf), node, set.Number, some))
+			}
 		}
 	}
 	return errors.Join(append(errs, v.write(rows))...)
@@ -174,13 +173,11 @@ func (v *voter) peer(node netip.Addr, clockOf clocks) *peer {
 
 // send tells a node for which of its addresses this one votes.
 func (v *voter) send(
-	out transport, key bpf.OverlayKey, p *peer, node netip.Addr, generation uint32,
-	addrs []netip.Addr,
+	out transport, key bpf.OverlayKey, p *peer, node netip.Addr, set uint32, addrs []netip.Addr,
 ) error {
 	p.last++
 	frame := bpf.VotesFrame(key, v.socket.at.Underlay, node, bpf.Votes{
-		Nonce: p.last, Clock: p.clock, Term: time.Duration(v.term()), Generation: generation,
-		Addrs: addrs,
+		Nonce: p.last, Clock: p.clock, Term: time.Duration(v.term()), Set: set, Addrs: addrs,
 	})
 	if err := out.Send(frame, node); err != nil {
 		return fmt.Errorf("send votes to %s: %w", node, err)

@@ -41,9 +41,6 @@ var Cell = cell.Module(
 // Version is that of the agent.
 type Version string
 
-// VoteTime is for how long a vote on an egress address counts at most.
-type VoteTime time.Duration
-
 type params struct {
 	cell.In
 
@@ -52,8 +49,7 @@ type params struct {
 	Jobs       job.Group
 	Reporting  tables.Reporting
 	EgressIPs  tables.EgressIPs
-	Votes      VoteTime
-	Voters     statedb.Table[*tables.EgressVoters]
+	Voters     statedb.Table[*tables.EgressVotersTaken]
 	Client     dynamic.Interface
 	Version    Version
 	Reports    tables.Desired[*tables.PolicyReport]
@@ -71,8 +67,6 @@ type Pace struct {
 	Settle time.Duration
 	// Least is the least time between reports, and Share that of each node in it.
 	Least, Share time.Duration
-	// Votes is the [VoteTime].
-	Votes time.Duration
 }
 
 // defaultPace is 50 reports a second of all nodes, in a cluster of 250 or more.
@@ -103,9 +97,7 @@ func register(p params) error {
 
 func newReporter(p params, written *prometheus.CounterVec) (*reporter, error) {
 	if p.Pace == nil {
-		pace := defaultPace
-		pace.Votes = time.Duration(p.Votes)
-		p.Pace = &pace
+		p.Pace = &defaultPace
 	}
 	changes, err := tables.Follow(p.DB, p.Reports.ToTable())
 	if err != nil {
@@ -113,6 +105,6 @@ func newReporter(p params, written *prometheus.CounterVec) (*reporter, error) {
 	}
 	return &reporter{
 		params: p, changes: changes, written: written, limiter: rate.NewLimiter(rate.Every(p.Pace.Least), 1),
-		pending: map[tables.PolicyID]*tables.PolicyReport{}, voters: voters{rest: p.Pace.Votes},
+		pending: map[tables.PolicyID]*tables.PolicyReport{},
 	}, nil
 }

@@ -54,9 +54,6 @@ type reporter struct {
 
 	pending map[tables.PolicyID]*tables.PolicyReport // rows that the object does not say yet
 	last    []byte                                   // what it says; nil before the first write
-
-	voters voters
-	due    time.Time // of the next acknowledgement, zero if there is none to come
 }
 
 // run writes reports until the context ends.
@@ -123,8 +120,7 @@ func (r *reporter) take(txn statedb.ReadTxn) []<-chan struct{} {
 		}
 	}
 	_, _, node, _ := r.Nodes.GetWatch(txn, tables.NodeByName(r.LocalNode.Name))
-	set, _, voters, _ := r.Voters.GetWatch(txn, tables.EgressVotersByIndex(0))
-	r.due = r.voters.look(set, time.Now())
+	_, _, voters, _ := r.Voters.GetWatch(txn, tables.EgressVotersTakenByIndex(0))
 	_, ports := r.Ports.AllWatch(txn)
 	return []<-chan struct{}{watch, node, voters, ports}
 }
@@ -133,18 +129,11 @@ func (r *reporter) take(txn statedb.ReadTxn) []<-chan struct{} {
 func (r *reporter) more(ctx context.Context, changed []<-chan struct{}) bool {
 	timer := time.NewTimer(wait.Jitter(repeat, 0.1))
 	defer timer.Stop()
-	var due <-chan time.Time
-	if !r.due.IsZero() {
-		acknowledge := time.NewTimer(time.Until(r.due))
-		defer acknowledge.Stop()
-		due = acknowledge.C
-	}
 	select {
 	case <-changed[0]:
 	case <-changed[1]:
 	case <-changed[2]:
 	case <-changed[3]:
-	case <-due:
 	case <-timer.C:
 		r.last = nil
 	case <-ctx.Done():
@@ -173,7 +162,9 @@ func (r *reporter) wanted() []byte {
 		return nil
 	}
 	contents := compose(string(r.Version), r.Reports.All(txn), r.Ports.All(txn))
-	contents.EgressVoters = r.voters.told
+	if taken, _, found := r.Voters.Get(txn, tables.EgressVotersTakenByIndex(0)); found {
+		contents.EgressVoters = taken.Generation
+	}
 	return manifest(node, contents)
 }
 

@@ -76,7 +76,7 @@ type world struct {
 	*reporter
 	server *server
 	nodes  statedb.RWTable[*tables.Node]
-	set    statedb.RWTable[*tables.EgressVoters]
+	taken  statedb.RWTable[*tables.EgressVotersTaken]
 	ports  statedb.RWTable[*tables.EgressPortDemand]
 }
 
@@ -88,15 +88,15 @@ func in(t *testing.T, test func(w *world)) {
 		require.NoError(t, err)
 		nodes, err := tables.NewNodeTable(db)
 		require.NoError(t, err)
-		set, err := tables.NewEgressVotersTable(db)
+		taken, err := tables.NewEgressVotersTakenTable(db)
 		require.NoError(t, err)
 		ports, err := tables.NewEgressPortDemandTable(db)
 		require.NoError(t, err)
-		w := &world{T: t, server: &server{}, nodes: nodes, set: set, ports: ports}
+		w := &world{T: t, server: &server{}, nodes: nodes, taken: taken, ports: ports}
 		w.reporter, err = newReporter(params{
 			DB: db, Client: w.server, Version: "v1", Reports: tables.NewDesired(reports),
 			Nodes: nodes, Ports: ports, LocalNode: tables.LocalNode{Name: "node-1"},
-			Voters: set, Votes: VoteTime(20 * time.Second),
+			Voters: taken,
 		}, prometheus.NewCounterVec(prometheus.CounterOpts{Name: "writes"}, []string{"outcome"}))
 		require.NoError(t, err)
 		w.node("node-1", "uid-1")

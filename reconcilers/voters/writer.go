@@ -5,7 +5,7 @@
 //
 //	egress-voters-wanted ──► ConfigMap sluice-egress-voters, Events
 //
-// A set is written to the version of the object that it follows from, and to no other; the first
+// Sets are written to the version of the object that they follow from, and to no other; the first
 // one only if there is no object. So of two operators that both believe to lead one writes.
 package voters
 
@@ -102,7 +102,7 @@ func (w *writer) Update(
 		}
 		return errors.New(row.Problem)
 	}
-	text, err := encode(row)
+	text, err := encode(row, time.Now())
 	if err != nil {
 		return err
 	}
@@ -119,15 +119,21 @@ func (w *writer) Update(
 	return nil
 }
 
-// encode returns the set as the object has it.
-func encode(row *tables.WantedEgressVoters) (string, error) {
-	set := tables.EgressVoterSet{Generation: int64(row.Generation)}
-	for _, v := range row.Voters {
-		set.Voters = append(set.Voters, tables.EgressVoterInObject{Node: v.Node, Addr: v.Addr.String()})
+// encode returns the sets as the object has them.
+func encode(row *tables.WantedEgressVoters, since time.Time) (string, error) {
+	object := tables.EgressVotersInObject{
+		Generation: int64(row.Generation), Since: since.UTC().Truncate(time.Second),
 	}
-	data, err := json.Marshal(set)
+	for _, set := range row.Sets {
+		o := tables.VoterSetInObject{Number: int64(set.Number)}
+		for _, v := range set.Voters {
+			o.Voters = append(o.Voters, tables.EgressVoterInObject{Node: v.Node, Addr: v.Addr.String()})
+		}
+		object.Sets = append(object.Sets, o)
+	}
+	data, err := json.Marshal(object)
 	if err != nil {
-		return "", fmt.Errorf("encode the set of voters: %w", err)
+		return "", fmt.Errorf("encode the sets of voters: %w", err)
 	}
 	return string(data), nil
 }

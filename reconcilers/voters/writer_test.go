@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
@@ -108,7 +109,10 @@ func (s *server) write(t *testing.T, row *tables.WantedEgressVoters) error {
 func setOf(version int, node string) *tables.WantedEgressVoters {
 	row := &tables.WantedEgressVoters{
 		Generation: uint32(version + 1),
-		Voters:     []tables.EgressVoter{{Node: node, Addr: netip.MustParseAddr("10.0.0.1")}},
+		Sets: []tables.VoterSet{{
+			Number: uint32(version + 1),
+			Voters: []tables.EgressVoter{{Node: node, Addr: netip.MustParseAddr("10.0.0.1")}},
+		}},
 	}
 	if version > 0 {
 		row.From = tables.ObjectVersion{UID: "uid", ResourceVersion: fmt.Sprint(version)}
@@ -119,12 +123,21 @@ func setOf(version int, node string) *tables.WantedEgressVoters {
 // The data of the object is as agents read it.
 func TestWrite(t *testing.T) {
 	s := &server{}
-	require.NoError(t, s.write(t, setOf(0, "node-1")))
-	require.JSONEq(t, `{"generation": 1, "voters": [{"node": "node-1", "addr": "10.0.0.1"}]}`,
-		s.data["voters"].(string))
-	require.NoError(t, s.write(t, setOf(1, "node-2")))
-	require.JSONEq(t, `{"generation": 2, "voters": [{"node": "node-2", "addr": "10.0.0.1"}]}`,
-		s.data["voters"].(string))
+	for i := range 2 {
+		before := time.Now().Truncate(time.Second)
+		require.NoError(t, s.write(t, setOf(i, "node-1")))
+		var object struct {
+			Generation int
+			Since      time.Time
+			Sets       json.RawMessage
+		}
+		require.NoError(t, json.Unmarshal([]byte(s.data["voters"].(string)), &object))
+		require.Equal(t, i+1, object.Generation)
+		require.WithinRange(t, object.Since, before, time.Now())
+		require.JSONEq(t, fmt.Sprintf(
+			`[{"number": %d, "voters": [{"node": "node-1", "addr": "10.0.0.1"}]}]`, i+1),
+			string(object.Sets))
+	}
 	require.Empty(t, s.events)
 }
 

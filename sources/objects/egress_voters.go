@@ -15,6 +15,7 @@ import (
 
 	"github.com/cilium/statedb"
 
+	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
 )
 
@@ -69,7 +70,7 @@ func operatorVotersKind(namespace tables.AgentNamespace) *Kind {
 	return k
 }
 
-// egressVoters returns the set of an object. One that is wrong in part is none: who takes part is
+// egressVoters returns the sets of an object. One that is wrong in part is none: who takes part is
 // not known.
 func egressVoters(o *configMap, errs *fieldErrors) *tables.EgressVoters {
 	if len(*errs) == 0 && o.Data.Voters == "" {
@@ -85,45 +86,79 @@ func egressVoters(o *configMap, errs *fieldErrors) *tables.EgressVoters {
 	return row
 }
 
-// parseEgressVoters parses a set, with its nodes in the order of their names.
+// parseEgressVoters parses sets, with their nodes in the order of their names.
 func parseEgressVoters(text string) (*tables.EgressVoters, error) {
-	set := tables.EgressVoterSet{}
+	var object tables.EgressVotersInObject
 	d := json.NewDecoder(bytes.NewReader([]byte(text)))
 	d.DisallowUnknownFields()
-	if err := d.Decode(&set); err != nil {
+	if err := d.Decode(&object); err != nil {
 		return nil, fmt.Errorf("parse JSON: %w", err)
 	}
 	if _, err := d.Token(); !errors.Is(err, io.EOF) {
 		return nil, errors.New("something follows the JSON")
 	}
-	generation := uint32(set.Generation)
+	generation, err := positive("generation", object.Generation)
 	switch {
-	case set.Generation <= 0 || int64(generation) != set.Generation:
-		return nil, fmt.Errorf("generation: %d is no generation: want 1 to 4294967295", set.Generation)
-	case len(set.Voters) == 0:
-		return nil, errors.New("voters: required")
-	case len(set.Voters) > tables.MaxEgressVoters:
-		return nil, fmt.Errorf("voters: %d are more than %d", len(set.Voters), tables.MaxEgressVoters)
+	case err != nil:
+		return nil, err
+	case len(object.Sets) == 0:
+		return nil, errors.New("sets: required")
+	case len(object.Sets) > bpf.VoterSets:
+		return nil, fmt.Errorf("sets: %d are more than %d", len(object.Sets), bpf.VoterSets)
 	}
-	row := &tables.EgressVoters{Generation: generation}
-	nodes, addrs := map[string]bool{}, map[netip.Addr]bool{}
-	for i, v := range set.Voters {
-		field := indexed("voters", i)
-		addr, err := parseAddr(v.Addr)
+	row := &tables.EgressVoters{Generation: generation, Since: object.Since}
+	for i, o := range object.Sets {
+		set, err := parseVoterSet(indexed("sets", i), o)
 		if err != nil {
-			return nil, fmt.Errorf("%s.addr: %w", field, err)
-		}
-		if err := checkName(field+".node", v.Node); err != nil {
 			return nil, err
 		}
+		if i > 0 && set.Number != row.Sets[i-1].Number+1 {
+			return nil, fmt.Errorf("sets[%d].number: %d does not follow %d",
+				i, set.Number, row.Sets[i-1].Number)
+		}
+		row.Sets = append(row.Sets, set)
+	}
+	return row, nil
+}
+
+func parseVoterSet(field string, o tables.VoterSetInObject) (set tables.VoterSet, err error) {
+	if set.Number, err = positive(field+".number", o.Number); err != nil {
+		return set, err
+	}
+	field += ".voters"
+	switch {
+	case len(o.Voters) == 0:
+		return set, fmt.Errorf("%s: required", field)
+	case len(o.Voters) > tables.MaxEgressVoters:
+		return set, fmt.Errorf("%s: %d are more than %d",
+			field, len(o.Voters), tables.MaxEgressVoters)
+	}
+	nodes, addrs := map[string]bool{}, map[netip.Addr]bool{}
+	for i, v := range o.Voters {
+		field := indexed(field, i)
+		addr, err := parseAddr(v.Addr)
+		if err != nil {
+			return set, fmt.Errorf("%s.addr: %w", field, err)
+		}
+		if err := checkName(field+".node", v.Node); err != nil {
+			return set, err
+		}
 		if nodes[v.Node] || addrs[addr] {
-			return nil, fmt.Errorf("%s: %s or %s is that of a voter before",
+			return set, fmt.Errorf("%s: %s or %s is that of a voter before",
 				field, strconv.Quote(v.Node), addr)
 		}
 		nodes[v.Node], addrs[addr] = true, true
-		row.Voters = append(row.Voters, tables.EgressVoter{Node: v.Node, Addr: addr})
+		set.Voters = append(set.Voters, tables.EgressVoter{Node: v.Node, Addr: addr})
 	}
-	slices.SortFunc(row.Voters,
+	slices.SortFunc(set.Voters,
 		func(a, b tables.EgressVoter) int { return strings.Compare(a.Node, b.Node) })
-	return row, nil
+	return set, nil
+}
+
+// positive checks that a number is one of 32 bits, and not 0.
+func positive(field string, n int64) (uint32, error) {
+	if n <= 0 || int64(uint32(n)) != n {
+		return 0, fmt.Errorf("%s: %d: want 1 to 4294967295", field, n)
+	}
+	return uint32(n), nil
 }

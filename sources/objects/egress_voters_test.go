@@ -36,13 +36,18 @@ func decodeVoters(t *testing.T, data []byte) *tables.EgressVoters {
 }
 
 func TestEgressVoters(t *testing.T) {
-	data := votersObject(t, tables.EgressVotersName, `{"generation": 4294967295, "voters": [
-		{"node": "node-2", "addr": "fd00::2"}, {"node": "node-1", "addr": "10.0.0.1"}]}`)
+	data := votersObject(t, tables.EgressVotersName, `{
+		"generation": 4294967295, "since": "2026-11-27T08:00:00Z", "sets": [
+		{"number": 7, "voters": [
+			{"node": "node-2", "addr": "fd00::2"}, {"node": "node-1", "addr": "10.0.0.1"}]},
+		{"number": 8, "voters": [{"node": "node-1", "addr": "10.0.0.1"}]}]}`)
+	first := tables.EgressVoter{Node: "node-1", Addr: netip.MustParseAddr("10.0.0.1")}
+	second := tables.EgressVoter{Node: "node-2", Addr: netip.MustParseAddr("fd00::2")}
 	want := &tables.EgressVoters{
-		Generation: 1<<32 - 1,
-		Voters: []tables.EgressVoter{
-			{Node: "node-1", Addr: netip.MustParseAddr("10.0.0.1")},
-			{Node: "node-2", Addr: netip.MustParseAddr("fd00::2")},
+		Generation: 1<<32 - 1, Since: time.Date(2026, 11, 27, 8, 0, 0, 0, time.UTC),
+		Sets: []tables.VoterSet{
+			{Number: 7, Voters: []tables.EgressVoter{first, second}},
+			{Number: 8, Voters: []tables.EgressVoter{first}},
 		},
 	}
 	require.Equal(t, want, decodeVoters(t, data))
@@ -73,7 +78,11 @@ func TestNodeTimes(t *testing.T) {
 // A set that is wrong in part is none, and says why.
 func TestWrongEgressVoters(t *testing.T) {
 	const one = `{"node": "node-1", "addr": "10.0.0.1"}`
-	set := func(voters string) string { return `{"generation": 1, "voters": [` + voters + `]}` }
+	of := func(number int, voters string) string {
+		return fmt.Sprintf(`{"number": %d, "voters": [%s]}`, number, voters)
+	}
+	sets := func(sets string) string { return `{"generation": 1, "sets": [` + sets + `]}` }
+	set := func(voters string) string { return sets(of(1, voters)) }
 	six := one
 	for i := range 5 {
 		six += fmt.Sprintf(`, {"node": "n%d", "addr": "10.0.1.%d"}`, i, i+1)
@@ -85,26 +94,31 @@ func TestWrongEgressVoters(t *testing.T) {
 		`{"generation": 1.5}`:            "parse JSON: json: cannot unmarshal number 1.5",
 		`{"generation": 1, "nodes": []}`: `parse JSON: json: unknown field "nodes"`,
 		set(one) + `{}`:                  "something follows the JSON",
-		`{"voters": [` + one + `]}`:      "generation: 0 is no generation: want 1 to 4294967295",
-		`{"generation": -1}`:             "generation: -1 is no generation",
-		`{"generation": 4294967296}`:     "generation: 4294967296 is no generation",
-		`{"generation": 1}`:              "voters: required",
-		set(``):                          "voters: required",
-		set(six):                         "voters: 6 are more than 5",
-		set(`{"addr": "10.0.0.1"}`):      "voters[0].node: required",
-		set(`{"node": "a/b", "addr": "10.0.0.1"}`): `voters[0].node: "a/b" is no name`,
-		set(`{"node": "node-1"}`):                  "voters[0].addr: is empty",
-		set(`{"node": "a", "addr": "10.0.0.256"}`): `voters[0].addr: "10.0.0.256": `,
-		set(`{"node": "a", "addr": "0.0.0.0"}`): `voters[0].addr: "0.0.0.0": ` +
+		`{"sets": [` + of(1, one) + `]}`: "generation: 0: want 1 to 4294967295",
+		`{"generation": -1}`:             "generation: -1: want 1",
+		`{"generation": 4294967296}`:     "generation: 4294967296: want 1",
+		`{"generation": 1}`:              "sets: required",
+		sets(``):                         "sets: required",
+		sets(of(1, one) + `, ` + of(2, one) + `, ` + of(3, one)): "sets: 3 are more than 2",
+		sets(of(1, one) + `, ` + of(1, one)):                     "sets[1].number: 1 does not follow 1",
+		sets(of(1, one) + `, ` + of(3, one)):                     "sets[1].number: 3 does not follow 1",
+		sets(of(0, one)):                                         "sets[0].number: 0: want 1",
+		set(``):                                                  "sets[0].voters: required",
+		set(six):                                                 "sets[0].voters: 6 are more than 5",
+		set(`{"addr": "10.0.0.1"}`):                              "sets[0].voters[0].node: required",
+		set(`{"node": "a/b", "addr": "10.0.0.1"}`):               `sets[0].voters[0].node: "a/b" is no name`,
+		set(`{"node": "node-1"}`):                                "sets[0].voters[0].addr: is empty",
+		set(`{"node": "a", "addr": "10.0.0.256"}`):               `sets[0].voters[0].addr: "10.0.0.256": `,
+		set(`{"node": "a", "addr": "0.0.0.0"}`): `sets[0].voters[0].addr: "0.0.0.0": ` +
 			`is not the address of a host`,
-		set(one + `, {"node": "node-1", "addr": "10.0.0.2"}`): `voters[1]: "node-1" or 10.0.0.2 ` +
-			`is that of a voter before`,
-		set(one + `, {"node": "node-2", "addr": "10.0.0.1"}`): `voters[1]: "node-2" or 10.0.0.1 ` +
-			`is that of a voter before`,
+		set(one + `, {"node": "node-1", "addr": "10.0.0.2"}`): `sets[0].voters[1]: "node-1" or ` +
+			`10.0.0.2 is that of a voter before`,
+		set(one + `, {"node": "node-2", "addr": "10.0.0.1"}`): `sets[0].voters[1]: "node-2" or ` +
+			`10.0.0.1 is that of a voter before`,
 	} {
 		row := decodeVoters(t, votersObject(t, tables.EgressVotersName, text))
 		require.Contains(t, row.Error, "data.voters: "+reason, text)
-		require.Empty(t, row.Voters, text)
+		require.Empty(t, row.Sets, text)
 		require.Zero(t, row.Generation, text)
 	}
 	for object, reason := range map[string]string{
@@ -137,7 +151,8 @@ func TestOtherConfigMaps(t *testing.T) {
 		require.NoError(t, store.Put(wtxn, o))
 		return o
 	}
-	set := `{"generation": 1, "voters": [{"node": "node-1", "addr": "10.0.0.1"}]}`
+	set := `{"generation": 1, "sets": [{"number": 1, "voters": [
+		{"node": "node-1", "addr": "10.0.0.1"}]}]}`
 	own := put(votersObject(t, tables.EgressVotersName, set))
 	other := put(votersObject(t, "other", set))
 	require.Equal(t, 1, store.Rows())

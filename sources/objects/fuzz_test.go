@@ -94,12 +94,15 @@ func FuzzEgressVoters(f *testing.F) {
 			return
 		}
 		require.NotZero(t, v.Generation)
-		require.LessOrEqual(t, v.Majority(), len(v.Voters))
-		for _, voter := range v.Voters {
-			validAddrs(t, voter.Addr)
+		for _, set := range v.Sets {
+			require.NotZero(t, set.Number)
+			require.LessOrEqual(t, set.Majority(), len(set.Voters))
+			for _, voter := range set.Voters {
+				validAddrs(t, voter.Addr)
+			}
 		}
 	}, `{"metadata":{"name":"sluice-egress-voters","namespace":"agents"},
-		"data":{"voters":"{\"generation\":1,\"voters\":[{\"node\":\"a\",\"addr\":\"10.0.0.1\"}]}"}}`)
+		"data":{"voters":"{\"generation\":1,\"sets\":[{\"number\":1,\"voters\":[{\"node\":\"a\",\"addr\":\"10.0.0.1\"}]}]}"}}`)
 }
 
 func FuzzService(f *testing.F) {

@@ -137,9 +137,7 @@ func (t *targetParams) wanted(in statedb.ReadTxn) map[string]*tables.ProbeTarget
 // markVoted marks the targets that this node votes for.
 func (t *targetParams) markVoted(in statedb.ReadTxn, targets map[string]*tables.ProbeTarget) {
 	set, _, found := t.Voters.Get(in, tables.EgressVotersByIndex(0))
-	if !found || !slices.ContainsFunc(set.Voters, func(v tables.EgressVoter) bool {
-		return v.Node == t.LocalNode.Name
-	}) {
+	if !found || len(set.Of(t.LocalNode.Name)) == 0 {
 		return
 	}
 	for ip := range t.IPs.All(in) {

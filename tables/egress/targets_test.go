@@ -144,7 +144,9 @@ func TestVotedTargets(t *testing.T) {
 		{Node: "node-3", Addr: addr(3), Witness: true},
 	}
 	require.Equal(t, want, all())
-	voters.Put(&tables.EgressVoters{Generation: 1, Voters: []tables.EgressVoter{{Node: "node-1"}}})
+	voters.Put(&tables.EgressVoters{Sets: []tables.VoterSet{
+		{Number: 1, Voters: []tables.EgressVoter{{Node: "node-1"}}}, {Number: 2},
+	}})
 	want[1].Voted = true
 	require.Equal(t, want, all())
 }

@@ -13,8 +13,8 @@ import (
 	"github.com/sluice-net/sluice/tables"
 )
 
-// patience is for how long a voter may be not ready before another node takes its place: longer
-// than a restart takes.
+// patience is for how long a voter may be not ready before another node takes its place, and an
+// agent of a gateway not take over a set: longer than a restart takes.
 const patience = 5 * time.Minute
 
 // zoneLabel is the label of a Node that says in which zone it is.
@@ -23,7 +23,7 @@ const zoneLabel = "topology.kubernetes.io/zone"
 // view is what the next set follows from.
 type view struct {
 	now   time.Time
-	set   *tables.EgressVoters // of the object, nil if there is none
+	set   *tables.EgressVoters // the object, nil if there is none
 	nodes []node               // that run agents
 	acked map[string]uint32    // the generation that a node has acknowledged
 }
@@ -36,45 +36,64 @@ type node struct {
 // decision is what the object shall say: what it does, or the next set.
 type decision struct {
 	generation uint32
-	voters     []tables.EgressVoter
+	sets       []tables.VoterSet
 	waits      string
 	problem    string
 }
 
-// decide returns the next set if there is to be one and the rules permit it.
+// decide returns the next sets if there are to be others and the rules permit them.
 func (v *view) decide() decision {
 	if v.set == nil {
 		return v.first()
 	}
-	stays := decision{generation: v.set.Generation, voters: v.set.Voters}
+	stays := decision{generation: v.set.Generation, sets: v.set.Sets}
 	if v.set.Error != "" {
 		stays.problem = "the set cannot be read: " + v.set.Error
 		return stays
 	}
-	unfit := v.unfit()
-	if len(v.set.Voters)-len(unfit) < v.set.Majority() {
+	last, unfit := v.set.Last(), v.unfit()
+	if len(last.Voters)-len(unfit) < last.Majority() {
 		stays.problem = fmt.Sprintf("of %d voters these are gone, not ready or of another address: %s",
-			len(v.set.Voters), strings.Join(unfit, ", "))
+			len(last.Voters), strings.Join(unfit, ", "))
 		return stays
 	}
-	next := v.change(unfit)
+	next := v.next(unfit)
 	if next == nil {
 		return stays
 	}
-	if missing := v.missing(); len(missing) > len(v.set.Voters)-v.set.Majority() {
+	if missing := v.missing(); len(missing) > len(last.Voters)-last.Majority() {
 		stays.waits = fmt.Sprintf("for a majority to take over generation %d, beside %s",
 			v.set.Generation, strings.Join(missing, ", "))
+		return stays
+	}
+	if behind := v.behind(); len(behind) > 0 {
+		stays.waits = fmt.Sprintf("up to %s for gateways to take over generation %d: %s",
+			patience, v.set.Generation, strings.Join(behind, ", "))
 		return stays
 	}
 	if v.set.Generation == math.MaxUint32 {
 		stays.problem = "there are no more generations"
 		return stays
 	}
-	return decision{generation: v.set.Generation + 1, voters: next}
+	return decision{generation: v.set.Generation + 1, sets: next}
 }
 
-// first returns the first set, whose generation is greater than that of any set before. One that
-// was deleted may have been one ahead of what is acknowledged.
+// next returns the sets that follow: the last one alone, or beside it one that differs; nil if
+// those that there are stay.
+func (v *view) next(unfit []string) []tables.VoterSet {
+	last := v.set.Last()
+	if len(v.set.Sets) > 1 {
+		return []tables.VoterSet{last}
+	}
+	if voters := v.change(unfit); voters != nil {
+		return []tables.VoterSet{last, {Number: last.Number + 1, Voters: voters}}
+	}
+	return nil
+}
+
+// first returns the first set, whose generation is greater than that of any object before. One that
+// was deleted may have been one ahead of what is acknowledged. No number of a set is greater than
+// the generation.
 func (v *view) first() decision {
 	d := decision{generation: 1}
 	for _, generation := range v.acked {
@@ -86,22 +105,24 @@ func (v *view) first() decision {
 		}
 	}
 	candidates := v.candidates(nil)
+	var voters []tables.EgressVoter
 	for range odd(min(wanted(len(v.nodes)), len(candidates))) {
-		d.voters = append(d.voters, v.best(candidates, d.voters))
-		candidates = v.candidates(d.voters)
+		voters = append(voters, v.best(candidates, voters))
+		candidates = v.candidates(voters)
 	}
-	if len(d.voters) == 0 {
+	if len(voters) == 0 {
 		return decision{waits: "for a node that is ready"}
 	}
-	slices.SortFunc(d.voters, byName)
+	slices.SortFunc(voters, byName)
+	d.sets = []tables.VoterSet{{Number: d.generation, Voters: voters}}
 	return d
 }
 
-// change returns the voters of the next set, which differ by one node from those of this one; nil
+// change returns the voters of the next set, which differ by one node from those of the last; nil
 // if these are to stay. An unfit voter stays too while no other node can take its place, unless it
 // cannot be a voter again as it is.
 func (v *view) change(unfit []string) []tables.EgressVoter {
-	voters := v.set.Voters
+	voters := v.set.Last().Voters
 	candidates := v.candidates(voters)
 	most := min(wanted(len(v.nodes)), len(voters)+len(candidates))
 	for _, name := range unfit {
@@ -137,9 +158,9 @@ func wanted(nodes int) int {
 // majority, but no more of them may be lost.
 func odd(n int) int { return n - (n+1)%2*min(n, 1) }
 
-// missing are the voters that have not acknowledged the set.
+// missing are the voters of the last set that have not acknowledged the object.
 func (v *view) missing() (names []string) {
-	for _, voter := range v.set.Voters {
+	for _, voter := range v.set.Last().Voters {
 		if v.acked[voter.Node] < v.set.Generation {
 			names = append(names, voter.Node)
 		}
@@ -147,9 +168,24 @@ func (v *view) missing() (names []string) {
 	return names
 }
 
+// behind are the gateways that go by the former set and may have an address by its votes, while
+// that stays beside the last one for them.
+func (v *view) behind() (names []string) {
+	age := v.now.Sub(v.set.Since) // below 0: by the clock of another operator
+	if len(v.set.Sets) == 1 || age < 0 || age >= patience {
+		return nil
+	}
+	for _, n := range v.nodes {
+		if n.isGateway && n.Ready && v.acked[n.Name] < v.set.Generation {
+			names = append(names, n.Name)
+		}
+	}
+	return names
+}
+
 // unfit are the voters that are gone, not ready for long, or of another address.
 func (v *view) unfit() (names []string) {
-	for _, voter := range v.set.Voters {
+	for _, voter := range v.set.Last().Voters {
 		n := v.named(voter.Node)
 		if n == nil || n.UnderlayIP() != voter.Addr || !n.Ready && v.isAway(n.Node) {
 			names = append(names, voter.Node)
@@ -220,7 +256,7 @@ func (v *view) best(candidates []node, voters []tables.EgressVoter) tables.Egres
 // youngest.
 func (v *view) last() string {
 	var voters []node
-	for _, voter := range v.set.Voters {
+	for _, voter := range v.set.Last().Voters {
 		voters = append(voters, *v.named(voter.Node))
 	}
 	return slices.MaxFunc(voters, func(a, b node) int {

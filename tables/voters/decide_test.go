@@ -61,14 +61,31 @@ func with(nodes []node, changed ...node) []node {
 	return nodes
 }
 
-// setOf returns a set of a generation with the nodes of some numbers.
+// setOf returns an object of a generation, with one set, of the nodes of some numbers.
 func setOf(generation uint32, numbers ...int) *tables.EgressVoters {
-	set := &tables.EgressVoters{Generation: generation}
+	set := tables.VoterSet{Number: generation}
 	for _, i := range numbers {
 		n := nodeOf(i)
 		set.Voters = append(set.Voters, tables.EgressVoter{Node: n.Name, Addr: n.UnderlayIP()})
 	}
-	return set
+	return &tables.EgressVoters{Generation: generation, Sets: []tables.VoterSet{set}}
+}
+
+// then returns the object that follows, with a set of the nodes of some numbers beside the one
+// that there is.
+func then(set *tables.EgressVoters, numbers ...int) *tables.EgressVoters {
+	next := setOf(set.Generation+1, numbers...)
+	next.Sets[0].Number = set.Last().Number + 1
+	next.Sets = []tables.VoterSet{set.Last(), next.Sets[0]}
+	next.Since = now
+	return next
+}
+
+// settled returns the object that follows, with the last set alone.
+func settled(set *tables.EgressVoters) *tables.EgressVoters {
+	return &tables.EgressVoters{
+		Generation: set.Generation + 1, Sets: []tables.VoterSet{set.Last()},
+	}
 }
 
 // ackedBy has nodes of some numbers have acknowledged a generation.
@@ -114,8 +131,8 @@ func TestFirstSet(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := (&view{now: now, nodes: c.nodes, acked: c.acked}).decide()
-			require.Equal(t, c.want.Voters, d.voters)
-			if len(d.voters) > 0 {
+			require.Equal(t, c.want.Sets, d.sets)
+			if len(d.sets) > 0 {
 				require.Equal(t, c.want.Generation, d.generation)
 			} else {
 				require.Equal(t, "for a node that is ready", d.waits)
@@ -125,8 +142,13 @@ func TestFirstSet(t *testing.T) {
 }
 
 func TestNextSet(t *testing.T) {
-	five := setOf(3, 1, 2, 3, 4, 5)
+	one, five := setOf(3, 1), setOf(3, 1, 2, 3, 4, 5)
 	all := ackedBy(3, 1, 2, 3, 4, 5)
+	two := then(one, 1, 2)
+	old := then(one, 1, 2)
+	old.Since = now.Add(-patience)
+	ahead := then(one, 1, 2)
+	ahead.Since = now.Add(time.Minute)
 	for name, c := range map[string]struct {
 		set     *tables.EgressVoters
 		nodes   []node
@@ -142,28 +164,60 @@ func TestNextSet(t *testing.T) {
 		"not ready a bit": {
 			set: five, nodes: with(nodesOf(6), nodeOf(1, notReady(4*time.Minute))), want: five,
 		},
-		"one more":         {set: setOf(3, 1), nodes: nodesOf(3), acked: all, want: setOf(4, 1, 2)},
-		"to an odd number": {set: setOf(3, 1, 2), nodes: nodesOf(3), acked: all, want: setOf(4, 1, 2, 3)},
+		"one more": {set: setOf(3, 1), nodes: nodesOf(3), acked: all, want: two},
+		"to an odd number": {
+			set: setOf(3, 1, 2), nodes: nodesOf(3), acked: all, want: then(setOf(3, 1, 2), 1, 2, 3),
+		},
+		"the former set goes": {
+			set: two, nodes: nodesOf(3), acked: ackedBy(4, 1, 2), want: settled(two),
+		},
+		"not before a majority knows": {
+			set: two, nodes: nodesOf(3), acked: ackedBy(4, 1), want: two,
+			waits: "for a majority to take over generation 4, beside node-2",
+		},
+		"nor before gateways know": {
+			set: two, nodes: with(nodesOf(4), nodeOf(3, gateway), nodeOf(4, gateway)),
+			acked: ackedBy(4, 1, 2, 4), want: two,
+			waits: "up to 5m0s for gateways to take over generation 4: node-3",
+		},
+		"but for those that are not ready": {
+			set: two, nodes: with(nodesOf(3), nodeOf(3, gateway, notReady(0))),
+			acked: ackedBy(4, 1, 2), want: settled(two),
+		},
+		"after five minutes": {
+			set: old, nodes: with(nodesOf(3), nodeOf(3, gateway)), acked: ackedBy(4, 1, 2),
+			want: settled(two),
+		},
+		"by a clock that is ahead": {
+			set: ahead, nodes: with(nodesOf(3), nodeOf(3, gateway)), acked: ackedBy(4, 1, 2),
+			want: settled(two),
+		},
+		"next only when the former has gone": {
+			set: settled(two), nodes: nodesOf(3), acked: ackedBy(5, 1, 2),
+			want: then(settled(two), 1, 2, 3),
+		},
 		"not even": {
 			set: setOf(3, 1), nodes: with(nodesOf(3), nodeOf(3, notReady(0))), want: setOf(3, 1),
 		},
 		"away for long": {
 			set: five, nodes: with(nodesOf(6), nodeOf(4, notReady(5*time.Minute))), acked: all,
-			want: setOf(4, 1, 2, 3, 5),
+			want: then(five, 1, 2, 3, 5),
 		},
 		"away, no other node": {
 			set: five, nodes: with(nodesOf(5), nodeOf(4, notReady(5*time.Minute))), acked: all, want: five,
 		},
-		"gone": {set: five, nodes: nodesOf(4), acked: all, want: setOf(4, 1, 2, 3, 4)},
+		"gone": {set: five, nodes: nodesOf(4), acked: all, want: then(five, 1, 2, 3, 4)},
 		"gone, and one too many": {
-			set: setOf(3, 1, 2, 3, 4), nodes: nodesOf(4), acked: all, want: setOf(4, 1, 2, 3),
+			set: setOf(3, 1, 2, 3, 4), nodes: nodesOf(4), acked: all,
+			want: then(setOf(3, 1, 2, 3, 4), 1, 2, 3),
 		},
 		"no gateway goes": {
 			set: setOf(3, 1, 2, 3, 4), nodes: with(nodesOf(4), nodeOf(4, gateway)), acked: all,
-			want: setOf(4, 1, 2, 4),
+			want: then(setOf(3, 1, 2, 3, 4), 1, 2, 4),
 		},
 		"another address": {
-			set: five, nodes: with(nodesOf(5), nodeOf(2, moved)), acked: all, want: setOf(4, 1, 3, 4, 5),
+			set: five, nodes: with(nodesOf(5), nodeOf(2, moved)), acked: all,
+			want: then(five, 1, 3, 4, 5),
 		},
 		"late acknowledgements": {
 			set: five, nodes: nodesOf(4), acked: ackedBy(2, 1, 2, 3, 4, 5), want: five,
@@ -174,7 +228,8 @@ func TestNextSet(t *testing.T) {
 			waits: "for a majority to take over generation 3, beside node-3, node-4, node-5",
 		},
 		"three of five": {
-			set: five, nodes: nodesOf(4), acked: ackedBy(3, 1, 2, 5), want: setOf(4, 1, 2, 3, 4),
+			set: five, nodes: nodesOf(4), acked: ackedBy(3, 1, 2, 5),
+			want: then(five, 1, 2, 3, 4),
 		},
 		"the majority is lost": {
 			set: setOf(3, 1, 2, 3), acked: all, want: setOf(3, 1, 2, 3),
@@ -193,22 +248,27 @@ func TestNextSet(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			d := (&view{now: now, set: c.set, nodes: c.nodes, acked: c.acked}).decide()
 			require.Equal(t, decision{
-				generation: c.want.Generation, voters: c.want.Voters, waits: c.waits, problem: c.problem,
+				generation: c.want.Generation, sets: c.want.Sets, waits: c.waits, problem: c.problem,
 			}, d)
 		})
 	}
 }
 
-// An address that changes is a node that goes and one that comes.
+// An address that changes is a node that goes and one that comes, in four steps.
 func TestAddressChanges(t *testing.T) {
 	nodes := with(nodesOf(3), nodeOf(2, moved))
 	v := view{now: now, set: setOf(3, 1, 2, 3), nodes: nodes, acked: ackedBy(9, 1, 2, 3)}
-	d := v.decide()
-	require.Equal(t, setOf(4, 1, 3).Voters, d.voters)
-	v.set = &tables.EgressVoters{Generation: d.generation, Voters: d.voters}
-	d = v.decide()
-	require.EqualValues(t, 5, d.generation)
-	require.Equal(t, "node-2 (10.9.9.9)",
-		(&tables.EgressVoters{Voters: d.voters[1:2]}).TableRow()[1])
-	require.Len(t, d.voters, 3)
+	for _, want := range []string{
+		"3: node-1 (10.0.0.1), node-2 (10.0.0.2), node-3 (10.0.0.3); " +
+			"4: node-1 (10.0.0.1), node-3 (10.0.0.3)",
+		"4: node-1 (10.0.0.1), node-3 (10.0.0.3)",
+		"4: node-1 (10.0.0.1), node-3 (10.0.0.3); " +
+			"5: node-1 (10.0.0.1), node-2 (10.9.9.9), node-3 (10.0.0.3)",
+		"5: node-1 (10.0.0.1), node-2 (10.9.9.9), node-3 (10.0.0.3)",
+	} {
+		d := v.decide()
+		require.Equal(t, v.set.Generation+1, d.generation)
+		v.set = &tables.EgressVoters{Generation: d.generation, Sets: d.sets}
+		require.Equal(t, want, v.set.TableRow()[1])
+	}
 }

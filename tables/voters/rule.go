@@ -56,7 +56,7 @@ func (r *rule) declare() derive.Rule[int] {
 				func(old, new *tables.NodeReport) bool { return old.EgressVoters != new.EgressVoters },
 				func(_ statedb.ReadTxn, _ *tables.NodeReport, mark func(int)) { mark(theSet) }),
 			derive.OnChange(r.Clock, func(now statedb.ReadTxn, mark func(int)) {
-				if r.lacksVoter(now) {
+				if r.changes(now) {
 					mark(theSet)
 				}
 			}),
@@ -75,10 +75,14 @@ func isOtherwise(old, new *tables.Node) bool {
 		old.UnderlayIP() != new.UnderlayIP() || !maps.Equal(old.Labels, new.Labels)
 }
 
-// lacksVoter reports whether a voter is not ready, and may be unfit at a later time.
-func (r *rule) lacksVoter(in statedb.ReadTxn) bool {
-	for set := range r.Voters.All(in) {
-		for _, v := range set.Voters {
+// changes reports whether time may change what is wanted: there are two sets, or a voter is not
+// ready, and may be unfit later.
+func (r *rule) changes(in statedb.ReadTxn) bool {
+	for voters := range r.Voters.All(in) {
+		if len(voters.Sets) > 1 {
+			return true
+		}
+		for _, v := range voters.Last().Voters {
 			if n, _, found := r.Nodes.Get(in, tables.NodeByName(v.Node)); found && !n.Ready {
 				return true
 			}
@@ -129,7 +133,7 @@ func (r *rule) selectors(in statedb.ReadTxn) (selectors []labels.Selector) {
 func (v *view) row() *tables.WantedEgressVoters {
 	d := v.decide()
 	row := &tables.WantedEgressVoters{
-		Generation: d.generation, Voters: d.voters, Waits: d.waits, Problem: d.problem,
+		Generation: d.generation, Sets: d.sets, Waits: d.waits, Problem: d.problem,
 	}
 	if v.set != nil && v.set.Object != nil {
 		row.From = *v.set.Object

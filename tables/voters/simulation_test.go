@@ -20,7 +20,7 @@ import (
 
 const (
 	tick     = time.Minute
-	voteTime = 4 // ticks for which votes of a former generation count
+	voteTime = 4 // ticks for which votes in a former set are valid
 
 	runs, steps = 60, 8000
 )
@@ -33,7 +33,7 @@ type simulation struct {
 
 	machines  []*machine
 	object    *tables.EgressVoters
-	sets      map[uint32]*tables.EgressVoters // all that were ever written
+	objects   map[uint32]*tables.EgressVoters // all that were ever written
 	operators [2]view                         // what each of them sees
 }
 
@@ -45,7 +45,8 @@ const (
 	unacked         // they do not wait for acknowledgements
 	twoNodes        // they add or remove two nodes at once
 	blind           // they replace an object that they have not seen
-	hasty           // agents acknowledge a set while votes of the former one count
+	hasty           // agents acknowledge a step while votes in the former set are valid
+	direct          // the former set does not go before the next one comes
 )
 
 // machine is a node with its agent. It goes on by the set that it knows when it is cut off, which
@@ -53,15 +54,21 @@ const (
 type machine struct {
 	node     *tables.Node // nil: deleted, for good
 	isCutOff bool
-	taken    uint32         // the generation that it acts by
-	since    int            // when it has begun to
-	counts   map[uint32]int // until when votes count that it has given in former generations
-	report   uint32         // what its NodeReport says
+	taken    uint32            // the generation that it acts by
+	since    int               // when it has begun to
+	given    map[uint32]ballot // in former sets, by their numbers
+	report   uint32            // what its NodeReport says
+}
+
+// ballot are votes in a set that are valid until some time.
+type ballot struct {
+	set   tables.VoterSet
+	until int
 }
 
 func newSimulation(seed uint64, b broken) *simulation {
 	s := &simulation{
-		random: rand.New(rand.NewPCG(seed, 0)), broken: b, sets: map[uint32]*tables.EgressVoters{},
+		random: rand.New(rand.NewPCG(seed, 0)), broken: b, objects: map[uint32]*tables.EgressVoters{},
 	}
 	for range 1 + s.random.IntN(7) {
 		s.add()
@@ -86,7 +93,7 @@ func (s *simulation) add() {
 			Labels: map[string]string{zoneLabel: fmt.Sprint(s.random.IntN(3))},
 			Times:  &tables.NodeTimes{Created: s.time(), Ready: s.time()},
 		},
-		counts: map[uint32]int{},
+		given: map[uint32]ballot{},
 	})
 }
 
@@ -148,14 +155,14 @@ func (s *simulation) spares(name string) bool {
 		return true
 	}
 	left := 0
-	for _, v := range s.object.Voters {
+	for _, v := range s.object.Last().Voters {
 		for _, m := range s.machines {
 			if m.node != nil && m.node.Name == v.Node && v.Node != name && m.node.UnderlayIP() == v.Addr {
 				left++
 			}
 		}
 	}
-	return left >= s.object.Majority()
+	return left >= s.object.Last().Majority()
 }
 
 func (s *simulation) present() (count int) {
@@ -167,14 +174,40 @@ func (s *simulation) present() (count int) {
 	return count
 }
 
-// take has a machine learn of a set, which need not be the last one.
+// take has a machine learn of a step, which need not be the last one.
 func (s *simulation) take(m *machine) {
 	if s.object == nil || m.isCutOff || m.taken >= s.object.Generation {
 		return
 	}
-	m.counts[m.taken] = s.now + voteTime
+	for _, set := range s.setsOf(m) {
+		m.given[set.Number] = ballot{set, s.now + voteTime}
+	}
 	m.taken += 1 + s.random.Uint32N(s.object.Generation-m.taken)
+	for s.objects[m.taken] == nil { // operators that break rules leave generations out
+		m.taken++
+	}
 	m.since = s.now
+}
+
+// setsOf are the sets in which a machine votes, if it is one of their voters.
+func (s *simulation) setsOf(m *machine) []tables.VoterSet {
+	if m.taken == 0 {
+		return nil
+	}
+	return s.objects[m.taken].Sets
+}
+
+// validOf are the sets of which it may have valid votes.
+func (s *simulation) validOf(m *machine) []tables.VoterSet {
+	sets := slices.Clone(s.setsOf(m))
+	for number, b := range m.given {
+		if b.until <= s.now {
+			delete(m.given, number)
+			continue
+		}
+		sets = append(sets, b.set)
+	}
+	return sets
 }
 
 // refresh has an operator see a part of what is.
@@ -211,12 +244,21 @@ func (s *simulation) act(o *view) {
 	if next.Status.Kind == reconciler.StatusKindDone || next.Problem != "" {
 		return
 	}
-	written := &tables.EgressVoters{Generation: next.Generation, Voters: next.Voters}
-	if v.set != nil && s.broken == twoNodes {
-		v.set = written
+	written := &tables.EgressVoters{
+		Generation: next.Generation, Since: s.time(), Sets: slices.Clone(next.Sets),
+	}
+	if v.set != nil && len(next.Sets) > 1 && s.broken == twoNodes {
+		v.set = &tables.EgressVoters{Generation: 1, Sets: next.Sets[1:]}
 		v.acknowledgeAll()
 		if again := v.decide(); again.problem == "" {
-			written.Voters = again.voters
+			last := len(again.sets) - 1
+			written.Sets[1].Voters = again.sets[last].Voters
+		}
+	}
+	if v.set != nil && len(v.set.Sets) > 1 && s.broken == direct {
+		v.set = &tables.EgressVoters{Generation: v.set.Generation, Sets: v.set.Sets[1:]}
+		if again := v.decide(); again.problem == "" {
+			written.Sets = again.sets
 		}
 	}
 	isSeen := s.object == o.set
@@ -224,43 +266,40 @@ func (s *simulation) act(o *view) {
 		return
 	}
 	written.Object = &tables.ObjectVersion{ResourceVersion: strconv.Itoa(s.now)}
-	s.object, s.sets[written.Generation] = written, written
+	s.object, s.objects[written.Generation] = written, written
 }
 
 func (v *view) acknowledgeAll() {
 	v.acked = map[string]uint32{}
-	for _, voter := range v.set.Voters {
+	for _, voter := range v.set.Last().Voters {
 		v.acked[voter.Node] = math.MaxUint32
 	}
-}
-
-// inUse are the voters of a set that act by it, or whose votes of it count.
-func (s *simulation) inUse(set *tables.EgressVoters) (names []string) {
-	for i, m := range s.machines {
-		name := fmt.Sprint("node-", i)
-		is := func(v tables.EgressVoter) bool { return v.Node == name }
-		counts := m.taken == set.Generation || m.counts[set.Generation] > s.now
-		if counts && slices.ContainsFunc(set.Voters, is) {
-			names = append(names, name)
-		}
-	}
-	return names
 }
 
 // check returns an error if two disjoint majorities can be in use now.
 func (s *simulation) check() error {
 	type used struct {
-		*tables.EgressVoters
-		by []string
+		tables.VoterSet
+		by []string // voters that vote in it, or whose votes in it are valid
 	}
-	var all []used
-	for _, set := range s.sets {
-		if by := s.inUse(set); len(by) >= set.Majority() {
-			all = append(all, used{set, by})
+	sets := map[uint32]*used{}
+	for i, m := range s.machines {
+		for _, set := range s.validOf(m) {
+			name := fmt.Sprint("node-", i)
+			if sets[set.Number] == nil {
+				sets[set.Number] = &used{VoterSet: set}
+			}
+			u := sets[set.Number]
+			if set.Place(name) >= 0 && !slices.Contains(u.by, name) {
+				u.by = append(u.by, name)
+			}
 		}
 	}
-	for i, a := range all {
-		for _, b := range all[:i] {
+	for _, a := range sets {
+		for _, b := range sets {
+			if a.Number >= b.Number || len(a.by) < a.Majority() || len(b.by) < b.Majority() {
+				continue
+			}
 			both := 0
 			for _, name := range a.by {
 				if slices.Contains(b.by, name) {
@@ -271,7 +310,7 @@ func (s *simulation) check() error {
 			needs := max(0, a.Majority()-(len(a.by)-both)) + max(0, b.Majority()-(len(b.by)-both))
 			if needs <= both {
 				return fmt.Errorf("two majorities are in use: of %v by %v, and of %v by %v",
-					a.TableRow(), a.by, b.TableRow(), b.by)
+					a.VoterSet, a.by, b.VoterSet, b.by)
 			}
 		}
 	}
@@ -298,23 +337,28 @@ func (s *simulation) run() (generation uint32, err error) {
 	return s.object.Generation, nil
 }
 
-// follows returns an error unless a set is one that may follow.
+// follows returns an error unless an object is one that may follow.
 func follows(a, b *tables.EgressVoters) error {
 	if a == nil {
 		return nil
 	}
-	added, removed := 0, 0
-	for _, v := range b.Voters {
-		if !slices.Contains(a.Voters, v) {
-			added++
+	last, next := a.Last(), b.Last()
+	changed := 0
+	for _, v := range next.Voters {
+		if !slices.Contains(last.Voters, v) {
+			changed++
 		}
 	}
-	for _, v := range a.Voters {
-		if !slices.Contains(b.Voters, v) {
-			removed++
+	for _, v := range last.Voters {
+		if !slices.Contains(next.Voters, v) {
+			changed++
 		}
 	}
-	if b.Generation != a.Generation+1 || added+removed != 1 || len(b.Voters) > tables.MaxEgressVoters {
+	isStep := changed == 1 && len(b.Sets) == 2 && b.Sets[0].Equal(last)
+	if len(a.Sets) == 2 {
+		isStep = changed == 0 && len(b.Sets) == 1
+	}
+	if b.Generation != a.Generation+1 || !isStep || len(next.Voters) > tables.MaxEgressVoters {
 		return fmt.Errorf("after %v comes %v", a.TableRow(), b.TableRow())
 	}
 	return nil
@@ -336,6 +380,7 @@ func TestMajoritiesIntersect(t *testing.T) {
 func TestBrokenRulesAreFound(t *testing.T) {
 	for name, b := range map[string]broken{
 		"acknowledgement": unacked, "one node": twoNodes, "version": blind, "rest": hasty,
+		"two steps": direct,
 	} {
 		var found error
 		for seed := uint64(0); found == nil && seed < 4*runs; seed++ {

@@ -405,23 +405,26 @@ type judgeTuple6Key struct {
 }
 
 type judgeVotersValue struct {
-	_          structs.HostLayout
-	Clock      uint64
-	Term       uint64
-	Generation uint32
-	Majority   uint32
-	Voters     [5]struct {
-		_     structs.HostLayout
-		Bytes [16]uint8
+	_     structs.HostLayout
+	Clock uint64
+	Term  uint64
+	Sets  [2]struct {
+		_        structs.HostLayout
+		Number   uint32
+		Majority uint32
+		Voters   [5]struct {
+			_     structs.HostLayout
+			Bytes [16]uint8
+		}
 	}
 }
 
 type judgeVotesValue struct {
 	_     structs.HostLayout
-	Votes [5]struct {
-		_          structs.HostLayout
-		Until      uint64
-		Generation uint64
+	Votes [2][5]struct {
+		_     structs.HostLayout
+		Until uint64
+		Set   uint64
 	}
 	Ifindex uint32
 	Lock    struct {

@@ -523,23 +523,26 @@ type gatewayTuple6Key struct {
 }
 
 type gatewayVotersValue struct {
-	_          structs.HostLayout
-	Clock      uint64
-	Term       uint64
-	Generation uint32
-	Majority   uint32
-	Voters     [5]struct {
-		_     structs.HostLayout
-		Bytes [16]uint8
+	_     structs.HostLayout
+	Clock uint64
+	Term  uint64
+	Sets  [2]struct {
+		_        structs.HostLayout
+		Number   uint32
+		Majority uint32
+		Voters   [5]struct {
+			_     structs.HostLayout
+			Bytes [16]uint8
+		}
 	}
 }
 
 type gatewayVotesValue struct {
 	_     structs.HostLayout
-	Votes [5]struct {
-		_          structs.HostLayout
-		Until      uint64
-		Generation uint64
+	Votes [2][5]struct {
+		_     structs.HostLayout
+		Until uint64
+		Set   uint64
 	}
 	Ifindex uint32
 	Lock    struct {
