@@ -155,7 +155,7 @@ func TestPolicyJSON(t *testing.T) {
 	}
 	require.Equal(t, []any{}, got["differences"])
 
-	w.Live = nil
+	w.Explainer.maps = nil
 	answer, err = w.Policy("shop/client", "shop/web", "80", "tcp")
 	require.NoError(t, err)
 	require.Nil(t, answer.Kernel)
