@@ -6,10 +6,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"net/netip"
 	"slices"
-	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -347,16 +345,5 @@ func TestConfig(t *testing.T) {
 		c := DefaultConfig
 		edit(&c)
 		require.EqualError(t, c.validate(), want)
-	}
-}
-
-// The values of --ct-gc-method that a former version knew are accepted, with a warning.
-func TestFormerMethod(t *testing.T) {
-	for value, warns := range map[string]bool{"": false, "auto": true, "user-space": true} {
-		c, out := DefaultConfig, &strings.Builder{}
-		c.CTGCMethod = value
-		require.NoError(t, c.validate())
-		c.warn(slog.New(slog.NewTextHandler(out, nil)))
-		require.Equal(t, warns, strings.Contains(out.String(), "--ct-gc-method"), value)
 	}
 }
