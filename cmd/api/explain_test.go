@@ -25,7 +25,7 @@ import (
 	"github.com/sluice-net/sluice/tables/tablestest"
 )
 
-// explainable is an API that knows one pod of its node, which lets in nobody but on 80/tcp.
+// explainable is an API that knows one pod of its node, which accepts only 80/tcp.
 func explainable(t testing.TB, maps *bpf.Maps) *handlers {
 	db := statedb.New()
 	health, err := tables.NewHealthTable(db)

@@ -179,7 +179,7 @@ func (n *node) agent(answer http.HandlerFunc) (stop func()) {
 	return stop
 }
 
-func inForce(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, `{"state":"in-force"}`) }
+func applied(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, `{"state":"in-force"}`) }
 
 func (n *node) told() *cnifile.Attachment {
 	a, err := cnifile.Read(n.run, cnifile.FileName(n.container, "eth0"))
@@ -198,7 +198,7 @@ func TestAdd(t *testing.T) {
 		require.Equal(t, "c1", r.FormValue("container"))
 		require.Equal(t, "eth0", r.FormValue("interface"))
 		n.told()
-		inForce(w, r)
+		applied(w, r)
 	})
 	for i, version := range versions.SupportedVersions() {
 		n.version = version
@@ -224,7 +224,7 @@ func TestAdd(t *testing.T) {
 // CHECK finds out that the agent was told nothing, or of another device.
 func TestCheck(t *testing.T) {
 	n := newNode(t)
-	n.agent(inForce)
+	n.agent(applied)
 	_, failed := n.call("CHECK")
 	require.NotNil(t, failed)
 	require.EqualValues(t, types.ErrUnknownContainer, failed.Code)
@@ -255,7 +255,7 @@ func TestNoAgent(t *testing.T) {
 	n.timeout = "1m"
 	go func() {
 		time.Sleep(200 * time.Millisecond)
-		n.agent(inForce)
+		n.agent(applied)
 	}()
 	n.must("ADD")
 	n.must("STATUS")
@@ -270,7 +270,7 @@ func TestAgentStarts(t *testing.T) {
 			http.Error(w, `{"err": "not in force yet: table endpoints"}`, http.StatusServiceUnavailable)
 			return
 		}
-		inForce(w, r)
+		applied(w, r)
 	})
 	n.must("ADD")
 	require.Equal(t, 3, asked)
@@ -317,7 +317,7 @@ func TestOtherInterfaces(t *testing.T) {
 // of the interface itself. Without any the agent is told why, and the pod starts.
 func TestAddressesOfTheInterface(t *testing.T) {
 	n := newNode(t)
-	n.agent(inForce)
+	n.agent(applied)
 	n.sandbox = "/var/run/netns/another-name"
 	inside, err := vn.NewHandleAt(n.pod, unix.NETLINK_ROUTE)
 	require.NoError(t, err)
@@ -350,7 +350,7 @@ func TestAddressesOfTheInterface(t *testing.T) {
 // of another pod's device on the node. In both pods eth0 has the same index.
 func TestOtherEndElsewhere(t *testing.T) {
 	n := newNode(t)
-	n.agent(inForce)
+	n.agent(applied)
 	first, err := vn.NewHandleAt(n.pod, unix.NETLINK_ROUTE)
 	require.NoError(t, err)
 	defer first.Close()
@@ -405,7 +405,7 @@ func TestInvalid(t *testing.T) {
 // else, also a file that the plugin did not write.
 func TestGC(t *testing.T) {
 	n := newNode(t)
-	n.agent(inForce)
+	n.agent(applied)
 	for _, container := range []string{"c1", "c2", "c3"} {
 		n.container = container
 		n.must("ADD")

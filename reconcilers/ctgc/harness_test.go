@@ -170,7 +170,7 @@ type world struct {
 }
 
 // inBubble runs a test with a runner whose endpoints are known, unless it says
-// otherwise. No time passes but that which somebody waits for.
+// otherwise. No time passes but that which something waits for.
 func inBubble(t *testing.T, cfg Config, test func(*world)) { inBubbleWith(t, cfg, nil, test) }
 
 // inBubbleWith is inBubble where the maps cannot be opened at first.

@@ -62,7 +62,7 @@ func (o *observers) all() []*observer {
 }
 
 // removed returns what a pass is to call for each removal: also may be nil.
-// It is nil if nobody wants to know, as to tell takes time.
+// It is nil without observers, as to tell takes time.
 func (o *observers) removed(also func(gc.Entry)) func(gc.Entry) {
 	if len(o.all()) == 0 {
 		return also

@@ -167,12 +167,12 @@ func TestReleased(t *testing.T) {
 		for n := range 500 {
 			w.pod(n)
 		}
-		w.pod(7777, "10.0.0.7") // somebody has the address of one of them
+		w.pod(7777, "10.0.0.7") // a pod has the address of one of them
 		w.pod(1000, "10.1.0.2") // one has lost one
 		w.wait(time.Second)     // the pass has begun
 		w.pod(1001, "10.1.0.9")
 		w.pod(1001)
-		require.Equal(t, time.Second, time.Since(began), "nobody waits for a pass")
+		require.Equal(t, time.Second, time.Since(began), "nothing waits for a pass")
 		w.wait(time.Minute)
 
 		runs := w.takeRuns()

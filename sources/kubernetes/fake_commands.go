@@ -39,7 +39,7 @@ type fakeParams struct {
 	API *FakeAPI `optional:"true"`
 }
 
-// fakeHandle is the FakeAPI in use, under a type that nobody else provides.
+// fakeHandle is the FakeAPI in use, under a type that nothing else provides.
 type fakeHandle struct{ api *FakeAPI }
 
 // Commands returns the script commands.

@@ -361,7 +361,7 @@ func (s *testServer) serveWatch(w http.ResponseWriter, req *http.Request, r *fak
 // compact forgets what happened, so that watches have to begin anew.
 func (s *testServer) compact(t testing.TB, resource string) {
 	require.NoError(t, s.update([]string{resource}, func(r *fakeResource) {
-		// A version that nobody has seen yet.
+		// A version that was not seen yet.
 		r.log = append(r.log, fakeEvent{kind: "BOOKMARK", data: []byte(`{"metadata":{}}`)})
 		r.lost = len(r.log)
 	}))
@@ -420,7 +420,7 @@ func TestServerPages(t *testing.T) {
 	require.Equal(t, 3, s.lists("pods"))
 }
 
-// What went while nobody watched is gone after the listing that follows, and
+// What went while nothing watched is gone after the listing that follows, and
 // what stayed the same is not written again.
 func TestServerRelist(t *testing.T) {
 	eachServer(t, func(t *testing.T, s *testServer) {

@@ -260,8 +260,8 @@ func (r *policyReader) authentication(field string, in *ciliumItem) (unsupported
 }
 
 // checkItem reports the mistakes that concern an item as a whole. It returns
-// true if there are some, also such that are known already, after which nobody
-// can say what the item is meant for.
+// true if there are some, also such that are known already, after which it
+// is unknown what the item is meant for.
 func (r *policyReader) checkItem(field string, in *ciliumItem) bool {
 	var kinds []string
 	for _, k := range []struct {

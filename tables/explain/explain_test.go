@@ -265,12 +265,12 @@ func TestSlots(t *testing.T) {
 			return append(policy.Lines(), egress.Lines()...)
 		}
 		require.NotContains(t, strings.Join(lines(), "\n"), "NOT IN FORCE")
-		inForce, own, err := w.maps.Slot()
+		active, own, err := w.maps.Slot()
 		require.NoError(t, err)
-		update(t, w.maps.State, bpf.StateKey{}, bpf.StateValue{Slot: 1 - inForce})
+		update(t, w.maps.State, bpf.StateKey{}, bpf.StateValue{Slot: 1 - active})
 		text := fmt.Sprintf(
 			"kernel: NOT IN FORCE YET: the agent fills slot %d, packets are judged by slot %d",
-			own, 1-inForce,
+			own, 1-active,
 		)
 		got := lines()
 		require.Equal(t, []string{text, "kernel: same"}, got[3:5])

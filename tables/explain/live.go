@@ -34,9 +34,9 @@ func (p *present) pod(addr netip.Addr) (bpf.PodValue, bool) {
 }
 
 func (p *present) slots() Slots {
-	inForce, own, err := p.maps.Slot()
+	active, own, err := p.maps.Slot()
 	p.err = errors.Join(p.err, err)
-	return Slots{inForce, own}
+	return Slots{active, own}
 }
 
 func (p *present) subject(number uint32) (bpf.SubjectValue, bool) {

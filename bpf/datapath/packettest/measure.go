@@ -29,7 +29,7 @@ type Measurement struct {
 	// Fresh says that each flow is measured once, with its first packet.
 	Fresh bool
 
-	// Told says that the program tells of each packet. Somebody has to read that.
+	// Told says that the program tells of each packet. The caller has to read that.
 	Told bool
 
 	want    Verdict // of every packet

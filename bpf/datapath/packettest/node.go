@@ -95,7 +95,7 @@ func (n *Node) load(spec *ebpf.CollectionSpec, entries map[string]uint32) (err e
 		return fmt.Errorf("load programs: %w", err)
 	}
 	n.spec = spec
-	if err := n.UseSlot(slotInForce); err != nil {
+	if err := n.UseSlot(activeSlot); err != nil {
 		return err
 	}
 	if n.events, err = ringbuf.NewReader(n.Map("sluice_events")); err != nil {
@@ -145,7 +145,7 @@ func (n *Node) Within(f func() error) error { return n.do(f) }
 // Reset empties the maps and writes what is so on a node where no egress policy
 // chooses a pod: its pods, the cluster, the configuration.
 func (n *Node) Reset() error {
-	err := errors.Join(n.UseSlot(slotInForce), n.emptySlots(), n.forgetDecided(), n.forgetTraffic())
+	err := errors.Join(n.UseSlot(activeSlot), n.emptySlots(), n.forgetDecided(), n.forgetTraffic())
 	if err != nil {
 		return err
 	}
