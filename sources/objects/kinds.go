@@ -3,7 +3,6 @@
 package objects
 
 import (
-	"reflect"
 	"slices"
 
 	"github.com/cilium/statedb"
@@ -78,9 +77,9 @@ func namespaceKind() *Kind {
 		Version: "v1", Kind: "Namespace", Resource: "namespaces",
 		Protobuf: true,
 		decoder:  decoderFor(namespaces),
-		open: storeOf(
-			func(t *Tables) statedb.RWTable[*tables.Namespace] { return t.Namespaces },
-			deepEqual[*tables.Namespace], byName(tables.NamespaceByName), nil),
+		open: func(t *Tables) *Store {
+			return storeOf(t.Namespaces, byName(tables.NamespaceByName))
+		},
 	}
 }
 
@@ -89,9 +88,7 @@ func nodeKind() *Kind {
 		Version: "v1", Kind: "Node", Resource: "nodes",
 		Protobuf: true,
 		decoder:  decoderFor(nodes),
-		open: storeOf(
-			func(t *Tables) statedb.RWTable[*tables.Node] { return t.Nodes },
-			deepEqual[*tables.Node], byName(tables.NodeByName), nil),
+		open:     func(t *Tables) *Store { return storeOf(t.Nodes, byName(tables.NodeByName)) },
 	}
 }
 
@@ -100,9 +97,7 @@ func serviceKind() *Kind {
 		Version: "v1", Kind: "Service", Resource: "services", Namespaced: true,
 		Protobuf: true,
 		decoder:  decoderFor(services),
-		open: storeOf(
-			func(t *Tables) statedb.RWTable[*tables.Service] { return t.Services },
-			deepEqual[*tables.Service], tables.ServiceByName, nil),
+		open:     func(t *Tables) *Store { return storeOf(t.Services, tables.ServiceByName) },
 	}
 }
 
@@ -111,9 +106,7 @@ func endpointSliceKind() *Kind {
 		Group: "discovery.k8s.io", Version: "v1", Kind: "EndpointSlice", Resource: "endpointslices", Namespaced: true,
 		Protobuf: true,
 		decoder:  decoderFor(backendSlices),
-		open: storeOf(
-			func(t *Tables) statedb.RWTable[*tables.BackendSlice] { return t.BackendSlices },
-			deepEqual[*tables.BackendSlice], tables.BackendSliceByName, nil),
+		open:     func(t *Tables) *Store { return storeOf(t.BackendSlices, tables.BackendSliceByName) },
 	}
 }
 
@@ -124,7 +117,7 @@ func egressPolicyKind() *Kind {
 		decoder: decoderFor(egressPolicies),
 		open: func(t *Tables) *Store {
 			w := &writer[*tables.EgressPolicy]{
-				table: t.EgressPolicies, equal: deepEqual[*tables.EgressPolicy],
+				table: t.EgressPolicies,
 				owned: byName(tables.EgressPolicyByName), complete: t.withPool,
 				mine: func(p *tables.EgressPolicy) bool { return p.Namespace == "" },
 			}
@@ -162,13 +155,16 @@ func ciliumClusterwidePolicyKind() *Kind {
 
 // networkPolicyStore opens the store of one of the kinds that share a table.
 func networkPolicyStore(kind tables.PolicyKind) func(*Tables) *Store {
-	return storeOf(
-		func(t *Tables) statedb.RWTable[*tables.NetworkPolicy] { return t.NetworkPolicies },
-		deepEqual[*tables.NetworkPolicy],
-		func(n tables.Name) statedb.Query[*tables.NetworkPolicy] {
-			return tables.NetworkPolicyByID(tables.PolicyID{Kind: kind, Name: n})
-		},
-		func(p *tables.NetworkPolicy) bool { return p.Kind == kind })
+	return func(t *Tables) *Store {
+		w := &writer[*tables.NetworkPolicy]{
+			table: t.NetworkPolicies,
+			owned: func(n tables.Name) statedb.Query[*tables.NetworkPolicy] {
+				return tables.NetworkPolicyByID(tables.PolicyID{Kind: kind, Name: n})
+			},
+			mine: func(p *tables.NetworkPolicy) bool { return p.Kind == kind },
+		}
+		return w.store()
+	}
 }
 
 func cidrGroupKind() *Kind {
@@ -176,9 +172,9 @@ func cidrGroupKind() *Kind {
 		Group: "cilium.io", Version: "v2", Kind: "CiliumCIDRGroup", Resource: "ciliumcidrgroups",
 		Guarded: true,
 		decoder: decoderFor(cidrGroups),
-		open: storeOf(
-			func(t *Tables) statedb.RWTable[*tables.CIDRGroup] { return t.CIDRGroups },
-			deepEqual[*tables.CIDRGroup], byName(tables.CIDRGroupByName), nil),
+		open: func(t *Tables) *Store {
+			return storeOf(t.CIDRGroups, byName(tables.CIDRGroupByName))
+		},
 	}
 }
 
@@ -187,9 +183,16 @@ func ciliumEndpointKind() *Kind {
 		Group: "cilium.io", Version: "v2", Kind: "CiliumEndpoint", Resource: "ciliumendpoints", Namespaced: true,
 		Needed:  noEndpoints,
 		decoder: decoderFor(ciliumEndpoints),
-		open: storeOf(ciliumEndpointTable, deepEqual[*tables.CiliumEndpoint],
-			func(n tables.Name) statedb.Query[*tables.CiliumEndpoint] { return tables.CiliumEndpointByName(n, "") },
-			func(e *tables.CiliumEndpoint) bool { return e.Slice == "" }),
+		open: func(t *Tables) *Store {
+			w := &writer[*tables.CiliumEndpoint]{
+				table: t.CiliumEndpoints,
+				owned: func(n tables.Name) statedb.Query[*tables.CiliumEndpoint] {
+					return tables.CiliumEndpointByName(n, "")
+				},
+				mine: func(e *tables.CiliumEndpoint) bool { return e.Slice == "" },
+			}
+			return w.store()
+		},
 	}
 }
 
@@ -197,23 +200,26 @@ func ciliumEndpointSliceKind() *Kind {
 	return &Kind{
 		Group: "cilium.io", Version: "v2alpha1", Kind: "CiliumEndpointSlice", Resource: "ciliumendpointslices",
 		decoder: decoderFor(ciliumSliceEndpoints),
-		open: storeOf(ciliumEndpointTable, deepEqual[*tables.CiliumEndpoint],
-			byName(tables.CiliumEndpointsBySlice),
-			func(e *tables.CiliumEndpoint) bool { return e.Slice != "" }),
+		open: func(t *Tables) *Store {
+			w := &writer[*tables.CiliumEndpoint]{
+				table: t.CiliumEndpoints, owned: byName(tables.CiliumEndpointsBySlice),
+				mine: func(e *tables.CiliumEndpoint) bool { return e.Slice != "" },
+			}
+			return w.store()
+		},
 	}
 }
-
-func ciliumEndpointTable(t *Tables) statedb.RWTable[*tables.CiliumEndpoint] { return t.CiliumEndpoints }
 
 func ciliumIdentityKind() *Kind {
 	return &Kind{
 		Group: "cilium.io", Version: "v2", Kind: "CiliumIdentity", Resource: "ciliumidentities",
 		Needed:  noEndpoints,
 		decoder: decoderFor(identities),
-		open: storeOf(
-			func(t *Tables) statedb.RWTable[*tables.Identity] { return t.Identities },
-			deepEqual[*tables.Identity],
-			func(n tables.Name) statedb.Query[*tables.Identity] { return tables.IdentityByID(identityOf(n)) }, nil),
+		open: func(t *Tables) *Store {
+			return storeOf(t.Identities, func(n tables.Name) statedb.Query[*tables.Identity] {
+				return tables.IdentityByID(identityOf(n))
+			})
+		},
 	}
 }
 
@@ -221,9 +227,9 @@ func ciliumNodeKind() *Kind {
 	return &Kind{
 		Group: "cilium.io", Version: "v2", Kind: "CiliumNode", Resource: "ciliumnodes",
 		decoder: decoderFor(ciliumNodes),
-		open: storeOf(
-			func(t *Tables) statedb.RWTable[*tables.CiliumNode] { return t.CiliumNodes },
-			deepEqual[*tables.CiliumNode], byName(tables.CiliumNodeByName), nil),
+		open: func(t *Tables) *Store {
+			return storeOf(t.CiliumNodes, byName(tables.CiliumNodeByName))
+		},
 	}
 }
 
@@ -231,5 +237,3 @@ func ciliumNodeKind() *Kind {
 func byName[Row any](query func(string) statedb.Query[Row]) func(tables.Name) statedb.Query[Row] {
 	return func(n tables.Name) statedb.Query[Row] { return query(n.Name) }
 }
-
-func deepEqual[Row any](a, b Row) bool { return reflect.DeepEqual(a, b) }
