@@ -7,8 +7,6 @@ import (
 	"net"
 	"net/netip"
 
-	"github.com/cilium/statedb/reconciler"
-
 	"github.com/sluice-net/sluice/bpf"
 )
 
@@ -27,11 +25,7 @@ type Pod struct {
 }
 
 // Equal reports whether two rows want the same, whatever their status.
-func (p *Pod) Equal(o *Pod) bool {
-	a, b := *p, *o
-	a.Status, b.Status = reconciler.Status{}, reconciler.Status{}
-	return a == b
-}
+func (p *Pod) Equal(o *Pod) bool { return sameButStatus(p, o) }
 
 // MapKey is the key in sluice_pods.
 func (p *Pod) MapKey() bpf.PodKey { return bpf.PodKey{Addr: bpf.AddressFrom(p.Addr)} }

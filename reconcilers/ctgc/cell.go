@@ -97,10 +97,8 @@ func provide(p params) (*Runner, error) {
 		return nil, err
 	}
 	m := newMetrics()
-	if p.Registerer != nil {
-		if err := m.register(p.Registerer); err != nil {
-			return nil, fmt.Errorf("register metrics of the garbage collection: %w", err)
-		}
+	if err := tables.RegisterMetrics(p.Registerer, m.all()...); err != nil {
+		return nil, err
 	}
 	r := newRunner()
 	if p.Timing != nil {

@@ -49,16 +49,11 @@ func newMetrics() *metrics {
 	}
 }
 
-func (m *metrics) register(registerer prometheus.Registerer) error {
-	for _, c := range []prometheus.Collector{
+func (m *metrics) all() []prometheus.Collector {
+	return []prometheus.Collector{
 		m.entries, m.maxEntries, m.pressure, m.pending, m.waiting, m.failed, m.operations, m.repairs,
 		m.latency,
-	} {
-		if err := registerer.Register(c); err != nil {
-			return err
-		}
 	}
-	return nil
 }
 
 // mapMetrics are those of one map.

@@ -7,7 +7,6 @@
 package tampering
 
 import (
-	"fmt"
 	"log/slog"
 	"time"
 
@@ -67,12 +66,7 @@ func newRecorder(p params) (*Recorder, error) {
 			Help: "What something else has changed in the kernel, by map or program, and kind.",
 		}, []string{"object", "kind"}),
 	}
-	if p.Registerer != nil {
-		if err := p.Registerer.Register(r.count); err != nil {
-			return nil, fmt.Errorf("register metrics of tampering: %w", err)
-		}
-	}
-	return r, nil
+	return r, tables.RegisterMetrics(p.Registerer, r.count)
 }
 
 // Watch names the kinds of changes that an object, a map or program, is watched for. They are
