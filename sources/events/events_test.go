@@ -103,7 +103,8 @@ func TestEnrich(t *testing.T) {
 			text, err := json.Marshal(event)
 			require.NoError(t, err)
 			if tc.raw.Source == (bpf.Address{}) {
-				tc.want = strings.ReplaceAll(tc.want, `"source":{"addr":""},"destination":{"addr":""},`, "") // zero
+				tc.want = strings.ReplaceAll(tc.want,
+					`"source":{"addr":""},"destination":{"addr":""},`, "") // zero
 			}
 			require.JSONEq(t, tc.want, string(text))
 			var decoded tables.Event
@@ -157,8 +158,10 @@ func TestEgressRuleFor(t *testing.T) {
 		destination string
 		want        string // "": none
 	}{
-		{3, "203.0.113.9", "partner"}, {3, "203.0.114.9", "all"}, {4, "203.0.113.9", "other"}, {4, "203.0.113.8", ""},
-		{5, "203.0.113.9", ""}, {3, "2001:db8::1", "all-6"}, {3, "0.0.0.0", "all"}, {3, "::", "all-6"}, {4, "::", ""},
+		{3, "203.0.113.9", "partner"}, {3, "203.0.114.9", "all"}, {4, "203.0.113.9", "other"},
+		{4, "203.0.113.8", ""},
+		{5, "203.0.113.9", ""}, {3, "2001:db8::1", "all-6"}, {3, "0.0.0.0", "all"},
+		{3, "::", "all-6"}, {4, "::", ""},
 	} {
 		got := tables.EgressRuleFor(
 			w.DB.ReadTxn(), w.Rules, tc.ruleset, netip.MustParseAddr(tc.destination),
@@ -184,9 +187,11 @@ func TestFilter(t *testing.T) {
 	}{
 		{drop: true, flow: true, flows: true},
 		{kinds: []string{"drop"}, drop: true, text: "kind=drop"},
-		{kinds: []string{"flow", "drop"}, drop: true, flow: true, flows: true, text: "kind=drop&kind=flow"},
+		{kinds: []string{"flow", "drop"}, drop: true, flow: true, flows: true,
+			text: "kind=drop&kind=flow"},
 		{reasons: []string{"No-Egress-gateway"}, drop: true, text: "reason=no egress gateway"},
-		{reasons: []string{"passed", "malformed packet"}, flow: true, flows: true, text: "reason=passed&reason=malformed packet"},
+		{reasons: []string{"passed", "malformed packet"}, flow: true, flows: true,
+			text: "reason=passed&reason=malformed packet"},
 		{kinds: []string{"drop"}, reasons: []string{"passed"}, text: "kind=drop&reason=passed"},
 		{pods: []string{"shop/web-1"}, drop: true, flow: true, flows: true, text: "pod=shop/web-1"},
 		{pods: []string{"shop/db"}, flow: true, flows: true, text: "pod=shop/db"},
@@ -210,7 +215,8 @@ func TestFilter(t *testing.T) {
 		message              string
 	}{
 		{kinds: []string{"lost"}, message: `unknown kind "lost": want drop or flow`},
-		{reasons: []string{"bad luck"}, message: `unknown reason "bad luck": want one of: passed, to gateway, `},
+		{reasons: []string{"bad luck"},
+			message: `unknown reason "bad luck": want one of: passed, to gateway, `},
 		{reasons: []string{"reason-47"}, message: `unknown reason "reason-47"`},
 		{pods: []string{"Web"}, message: `unknown pod "Web": want namespace/name`},
 		{pods: []string{""}, message: `unknown pod ""`},
@@ -250,7 +256,8 @@ func TestDrops(t *testing.T) {
 		"shop/web-1 | egress | no egress gateway | 4 | partner | [fd00::5]:43210 -> 203.0.113.9:443 TCP S",
 	}
 	await.True(t, func() bool { return fmt.Sprint(rows()) == fmt.Sprint(want) }, "%v", rows())
-	require.Equal(t, []string{"Pod", "Direction", "Reason", "Count", "Policy", "Packet", "Last"}, (&tables.Drop{}).TableHeader())
+	require.Equal(t, []string{"Pod", "Direction", "Reason", "Count", "Policy", "Packet", "Last"},
+		(&tables.Drop{}).TableHeader())
 }
 
 // A flood costs few transactions, and the table does not grow without bounds.
@@ -285,7 +292,8 @@ func TestDropsAreBounded(t *testing.T) {
 	add(bpf.ReasonNoGateway) // not the oldest any more
 	add(bpf.ReasonNoEgressIP)
 	require.NoError(t, r.write())
-	require.Equal(t, []string{"packet too big 1", "no egress gateway 100001", "no egress IP 1"}, reasons())
+	require.Equal(t, []string{"packet too big 1", "no egress gateway 100001", "no egress IP 1"},
+		reasons())
 
 	// More senders than are told apart are counted together.
 	for i := range maxPending + 100 {
@@ -295,7 +303,8 @@ func TestDropsAreBounded(t *testing.T) {
 	}
 	require.LessOrEqual(t, len(r.pending), maxPending+1)
 	require.NoError(t, r.write())
-	row, _, ok := w.Drops.Get(w.DB.ReadTxn(), tables.DropByKey(tables.DropKey{Direction: "egress", Reason: "unknown overlay source"}))
+	row, _, ok := w.Drops.Get(w.DB.ReadTxn(),
+		tables.DropByKey(tables.DropKey{Direction: "egress", Reason: "unknown overlay source"}))
 	require.True(t, ok)
 	require.Equal(t, uint64(maxPending+100), row.Count)
 }

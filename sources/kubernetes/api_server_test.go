@@ -257,7 +257,8 @@ func (s *testServer) serveList(w http.ResponseWriter, req *http.Request, r *fake
 		items = append(items, r.objects[key])
 	}
 	list := map[string]any{
-		"apiVersion": r.kind.APIVersion(), "kind": r.kind.Kind + "List", "items": items, "metadata": metadata,
+		"apiVersion": r.kind.APIVersion(), "kind": r.kind.Kind + "List", "items": items,
+		"metadata": metadata,
 	}
 	if s.wantsProtobuf(req) {
 		w.Header().Set("Content-Type", runtime.ContentTypeProtobuf)
@@ -307,7 +308,8 @@ func (s *testServer) serveWatch(w http.ResponseWriter, req *http.Request, r *fak
 		w.Header().Set("Content-Type", runtime.ContentTypeProtobuf+";stream=watch")
 		frames := protobuf.LengthDelimitedFramer.NewFrameWriter(w)
 		send = func(kind string, object any) {
-			event := metav1.WatchEvent{Type: kind, Object: runtime.RawExtension{Raw: s.encodeProtobuf(object)}}
+			event := metav1.WatchEvent{Type: kind,
+				Object: runtime.RawExtension{Raw: s.encodeProtobuf(object)}}
 			data, err := event.Marshal()
 			utilruntime.Must(err)
 			_, _ = frames.Write(data)
@@ -322,7 +324,8 @@ func (s *testServer) serveWatch(w http.ResponseWriter, req *http.Request, r *fak
 		}
 		s.mu.Unlock()
 		send("BOOKMARK", map[string]any{"apiVersion": r.kind.APIVersion(), "kind": r.kind.Kind, "metadata": map[string]any{
-			"resourceVersion": strconv.Itoa(from), "annotations": map[string]any{"k8s.io/initial-events-end": "true"},
+			"resourceVersion": strconv.Itoa(from),
+			"annotations":     map[string]any{"k8s.io/initial-events-end": "true"},
 		}})
 	}
 	flush()

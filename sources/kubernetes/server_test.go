@@ -118,7 +118,8 @@ func TestServerUnreachableAtStart(t *testing.T) {
 	s.down.Store(true)
 	a := s.agent(t, objects.EndpointsKubernetes)
 	for resource := range a.kinds {
-		require.Contains(t, a.state(resource, tables.SourceBroken).Error, "list "+a.kinds[resource].Source()+": ")
+		require.Contains(t, a.state(resource, tables.SourceBroken).Error,
+			"list "+a.kinds[resource].Source()+": ")
 	}
 	require.False(t, a.initialized(a.tables.Endpoints))
 	require.False(t, a.initialized(a.tables.EgressPolicies))
@@ -135,7 +136,8 @@ func TestServerForbidden(t *testing.T) {
 	s.forbidden.Store("nodes")
 	a := s.agent(t, objects.EndpointsKubernetes)
 	a.state("pods", tables.SourceSynced)
-	require.Equal(t, `list nodes: missing right: nodes is forbidden: no`, a.state("nodes", tables.SourceBroken).Error)
+	require.Equal(t, `list nodes: missing right: nodes is forbidden: no`,
+		a.state("nodes", tables.SourceBroken).Error)
 	require.False(t, a.initialized(a.tables.Nodes))
 	s.forbidden.Store("")
 	a.state("nodes", tables.SourceSynced)
@@ -163,7 +165,8 @@ func TestServerAbsent(t *testing.T) {
 			a.policies("p")
 
 			require.NoError(t, s.Absent(resource))
-			require.Contains(t, a.state(resource, tables.SourceKept).Error, "is deleted: its objects stay as they were")
+			require.Contains(t, a.state(resource, tables.SourceKept).Error,
+				"is deleted: its objects stay as they were")
 			s.CloseClientConnections()
 			a.policies("p")
 

@@ -45,12 +45,14 @@ func Kinds(endpointSource string) []*Kind {
 		networkPolicyKind(), ciliumPolicyKind(), ciliumClusterwidePolicyKind(), cidrGroupKind(),
 	}
 	if endpointSource == EndpointsCilium {
-		return append(kinds, ciliumEndpointKind(), ciliumEndpointSliceKind(), ciliumIdentityKind(), ciliumNodeKind())
+		return append(kinds, ciliumEndpointKind(), ciliumEndpointSliceKind(), ciliumIdentityKind(),
+			ciliumNodeKind())
 	}
 	return append(kinds, podKind())
 }
 
-const noEndpoints = "--endpoint-source=" + EndpointsCilium + " has no endpoints without it: is Cilium installed?"
+const noEndpoints = "--endpoint-source=" + EndpointsCilium +
+	" has no endpoints without it: is Cilium installed?"
 
 func podKind() *Kind {
 	return &Kind{
@@ -58,7 +60,8 @@ func podKind() *Kind {
 		Protobuf: true,
 		decoder:  decoderFor((&Interner{}).endpoints),
 		open: func(t *Tables) *Store {
-			w := &writer[*tables.Endpoint]{table: t.Endpoints, equal: EqualEndpoints, owned: tables.EndpointByName, complete: t.withAddrs}
+			w := &writer[*tables.Endpoint]{table: t.Endpoints, equal: EqualEndpoints,
+				owned: tables.EndpointByName, complete: t.withAddrs}
 			return w.store()
 		},
 	}
@@ -67,8 +70,10 @@ func podKind() *Kind {
 // EqualEndpoints reports whether two rows say the same. Labels, service account
 // and ports are compared by the digest of the label set.
 func EqualEndpoints(a, b *tables.Endpoint) bool {
-	return a.LabelSet.ID == b.LabelSet.ID && a.Name == b.Name && a.UID == b.UID && a.Node == b.Node && a.MirrorOf == b.MirrorOf &&
-		a.SameClaim(b) && slices.Equal(a.StatusAddrs, b.StatusAddrs) && a.Announced == b.Announced && slices.Equal(a.HostPorts, b.HostPorts) &&
+	return a.LabelSet.ID == b.LabelSet.ID && a.Name == b.Name && a.UID == b.UID &&
+		a.Node == b.Node && a.MirrorOf == b.MirrorOf &&
+		a.SameClaim(b) && slices.Equal(a.StatusAddrs, b.StatusAddrs) &&
+		a.Announced == b.Announced && slices.Equal(a.HostPorts, b.HostPorts) &&
 		slices.Equal(a.Errors, b.Errors)
 }
 
@@ -103,18 +108,20 @@ func serviceKind() *Kind {
 
 func endpointSliceKind() *Kind {
 	return &Kind{
-		Group: "discovery.k8s.io", Version: "v1", Kind: "EndpointSlice", Resource: "endpointslices", Namespaced: true,
-		Protobuf: true,
-		decoder:  decoderFor(backendSlices),
-		open:     func(t *Tables) *Store { return storeOf(t.BackendSlices, tables.BackendSliceByName) },
+		Group: "discovery.k8s.io", Version: "v1", Kind: "EndpointSlice", Resource: "endpointslices",
+		Namespaced: true,
+		Protobuf:   true,
+		decoder:    decoderFor(backendSlices),
+		open:       func(t *Tables) *Store { return storeOf(t.BackendSlices, tables.BackendSliceByName) },
 	}
 }
 
 func egressPolicyKind() *Kind {
 	return &Kind{
-		Group: "cilium.io", Version: "v2", Kind: "CiliumEgressGatewayPolicy", Resource: "ciliumegressgatewaypolicies",
-		Guarded: true,
-		decoder: decoderFor(egressPolicies),
+		Group: "cilium.io", Version: "v2", Kind: "CiliumEgressGatewayPolicy",
+		Resource: "ciliumegressgatewaypolicies",
+		Guarded:  true,
+		decoder:  decoderFor(egressPolicies),
 		open: func(t *Tables) *Store {
 			w := &writer[*tables.EgressPolicy]{
 				table: t.EgressPolicies,
@@ -128,7 +135,8 @@ func egressPolicyKind() *Kind {
 
 func networkPolicyKind() *Kind {
 	return &Kind{
-		Group: "networking.k8s.io", Version: "v1", Kind: "NetworkPolicy", Resource: "networkpolicies", Namespaced: true,
+		Group: "networking.k8s.io", Version: "v1", Kind: "NetworkPolicy",
+		Resource: "networkpolicies", Namespaced: true,
 		Protobuf: true,
 		decoder:  decoderFor(kubernetesPolicies),
 		open:     networkPolicyStore(tables.PolicyKubernetes),
@@ -137,7 +145,8 @@ func networkPolicyKind() *Kind {
 
 func ciliumPolicyKind() *Kind {
 	return &Kind{
-		Group: "cilium.io", Version: "v2", Kind: "CiliumNetworkPolicy", Resource: "ciliumnetworkpolicies", Namespaced: true,
+		Group: "cilium.io", Version: "v2", Kind: "CiliumNetworkPolicy",
+		Resource: "ciliumnetworkpolicies", Namespaced: true,
 		Guarded: true,
 		decoder: decoderFor(ciliumPolicies(tables.PolicyCilium)),
 		open:    networkPolicyStore(tables.PolicyCilium),
@@ -146,10 +155,11 @@ func ciliumPolicyKind() *Kind {
 
 func ciliumClusterwidePolicyKind() *Kind {
 	return &Kind{
-		Group: "cilium.io", Version: "v2", Kind: "CiliumClusterwideNetworkPolicy", Resource: "ciliumclusterwidenetworkpolicies",
-		Guarded: true,
-		decoder: decoderFor(ciliumPolicies(tables.PolicyCiliumClusterwide)),
-		open:    networkPolicyStore(tables.PolicyCiliumClusterwide),
+		Group: "cilium.io", Version: "v2", Kind: "CiliumClusterwideNetworkPolicy",
+		Resource: "ciliumclusterwidenetworkpolicies",
+		Guarded:  true,
+		decoder:  decoderFor(ciliumPolicies(tables.PolicyCiliumClusterwide)),
+		open:     networkPolicyStore(tables.PolicyCiliumClusterwide),
 	}
 }
 
@@ -180,9 +190,10 @@ func cidrGroupKind() *Kind {
 
 func ciliumEndpointKind() *Kind {
 	return &Kind{
-		Group: "cilium.io", Version: "v2", Kind: "CiliumEndpoint", Resource: "ciliumendpoints", Namespaced: true,
-		Needed:  noEndpoints,
-		decoder: decoderFor(ciliumEndpoints),
+		Group: "cilium.io", Version: "v2", Kind: "CiliumEndpoint", Resource: "ciliumendpoints",
+		Namespaced: true,
+		Needed:     noEndpoints,
+		decoder:    decoderFor(ciliumEndpoints),
 		open: func(t *Tables) *Store {
 			w := &writer[*tables.CiliumEndpoint]{
 				table: t.CiliumEndpoints,
@@ -198,8 +209,9 @@ func ciliumEndpointKind() *Kind {
 
 func ciliumEndpointSliceKind() *Kind {
 	return &Kind{
-		Group: "cilium.io", Version: "v2alpha1", Kind: "CiliumEndpointSlice", Resource: "ciliumendpointslices",
-		decoder: decoderFor(ciliumSliceEndpoints),
+		Group: "cilium.io", Version: "v2alpha1", Kind: "CiliumEndpointSlice",
+		Resource: "ciliumendpointslices",
+		decoder:  decoderFor(ciliumSliceEndpoints),
 		open: func(t *Tables) *Store {
 			w := &writer[*tables.CiliumEndpoint]{
 				table: t.CiliumEndpoints, owned: byName(tables.CiliumEndpointsBySlice),

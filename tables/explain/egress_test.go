@@ -20,14 +20,20 @@ func TestEgress(t *testing.T) {
 			detail   string
 		}{
 			{"shop/client", "198.51.100.10", "allowed to gateway bank (198.51.100.0/24)", ""},
-			{"shop/client", "198.51.100.130", "allowed passed bank (198.51.100.128/25)", "the policy excludes the destination"},
+			{"shop/client", "198.51.100.130", "allowed passed bank (198.51.100.128/25)",
+				"the policy excludes the destination"},
 			{"shop/client", "203.0.113.9", "allowed translated partner (203.0.113.0/24)", ""},
-			{"shop/client", "192.0.2.1", "denied no egress gateway partner (192.0.2.0/24)", "no node matches role=gateway"},
-			{"shop/client", "8.8.8.8", "allowed passed", "no policy that selects the pod names the destination"},
-			{"shop/client", "shop/db", "allowed passed", "egress policies do not apply to the destination: in-cluster,pod"},
-			{"shop/client", "10.96.0.10", "allowed passed", "egress policies do not apply to the destination: in-cluster,service"},
+			{"shop/client", "192.0.2.1", "denied no egress gateway partner (192.0.2.0/24)",
+				"no node matches role=gateway"},
+			{"shop/client", "8.8.8.8", "allowed passed",
+				"no policy that selects the pod names the destination"},
+			{"shop/client", "shop/db", "allowed passed",
+				"egress policies do not apply to the destination: in-cluster,pod"},
+			{"shop/client", "10.96.0.10", "allowed passed",
+				"egress policies do not apply to the destination: in-cluster,service"},
 			{"shop/web", "198.51.100.10", "allowed passed", "no egress policy selects the pod"},
-			{"shop/db", "198.51.100.10", "not judged here not from a pod of this node", "nor one that this node may be the gateway of"},
+			{"shop/db", "198.51.100.10", "not judged here not from a pod of this node",
+				"nor one that this node may be the gateway of"},
 		} {
 			answer, err := w.Egress(tc.from, tc.to)
 			require.NoError(t, err)
@@ -77,7 +83,8 @@ func TestEgress(t *testing.T) {
 		answer, err = w.Egress("shop/client", "198.51.100.10")
 		require.NoError(t, err)
 		require.Equal(t, "pod not ready", answer.Kernel.Reason)
-		require.Contains(t, answer.Lines(), "kernel: by the tables it is to gateway, by the maps pod not ready")
+		require.Contains(t, answer.Lines(),
+			"kernel: by the tables it is to gateway, by the maps pod not ready")
 		answer, err = w.Egress("shop/client", "203.0.113.9")
 		require.NoError(t, err)
 		require.Equal(t, "passed", answer.Kernel.Reason, "it is not covered")

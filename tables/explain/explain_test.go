@@ -131,7 +131,8 @@ func TestPolicyJSON(t *testing.T) {
 	require.NoError(t, json.Unmarshal(text, &got))
 	require.Equal(t, "allowed", got["verdict"])
 	require.Equal(t, "allowed by rule", got["reason"])
-	require.Equal(t, []any{map[string]any{"policy": "NetworkPolicy/shop/web", "field": "spec.ingress[0]", "verdict": "allow"}}, got["rules"])
+	require.Equal(t, []any{map[string]any{"policy": "NetworkPolicy/shop/web",
+		"field": "spec.ingress[0]", "verdict": "allow"}}, got["rules"])
 	require.Equal(t, "ruleset=5 class=12 ingress", got["pair"].(map[string]any)["key"])
 	require.Equal(t, "set=3", got["pair"].(map[string]any)["value"])
 	require.Equal(t, "set=3 protocol=6 port=80/16", got["entry"].(map[string]any)["key"])
@@ -185,7 +186,8 @@ func TestDifferences(t *testing.T) {
 		remove(t, w.maps.Policy, bpf.PolicyKey{
 			Ruleset: rulesetWeb, Direction: bpf.DirectionIngress,
 		})
-		says("world shop/web 80", "ingress: by the tables denied (default deny NetworkPolicy/shop/web spec.ingress), by the maps denied (no entry)")
+		says("world shop/web 80",
+			"ingress: by the tables denied (default deny NetworkPolicy/shop/web spec.ingress), by the maps denied (no entry)")
 
 		tablestest.Insert(w.t, w.DB, w.IPCache, &tables.IPCache{
 			Prefix: prefix("203.0.113.9/32"), Member: memberOf(classDB),
@@ -211,7 +213,8 @@ func TestDifferences(t *testing.T) {
 			"ingress: by the tables ruleset 5, by the maps 1")
 		remove(t, w.maps.Subjects, bpf.SubjectKey{Subject: subjectWeb})
 		update(t, w.maps.Config, bpf.ConfigKey{}, bpf.ConfigValue{VNI: 7})
-		says("host shop/web 80", "ingress: by the tables allowed (host reaches its pods), by the maps denied (no entry)",
+		says("host shop/web 80",
+			"ingress: by the tables allowed (host reaches its pods), by the maps denied (no entry)",
 			"ingress: by the tables ruleset 5, by the maps 0")
 	})
 }
@@ -238,7 +241,8 @@ func TestWaits(t *testing.T) {
 		Reconciled: tables.Reconciled{Status: status},
 	})
 	tablestest.Insert(w.t, w.DB, w.Members, &tables.Member{
-		Life: tables.Life{Number: memberOf(classClient)}, Digest: bpf.Digest{classClient}, Class: classClient,
+		Life: tables.Life{Number: memberOf(classClient)}, Digest: bpf.Digest{classClient},
+		Class:     classClient,
 		MemberDef: tables.MemberDef{Scope: tables.ScopePods}, Reconciled: tables.Pending(),
 	})
 	answer, err := w.Policy("shop/client", "shop/web", "80", "")
@@ -247,8 +251,10 @@ func TestWaits(t *testing.T) {
 	require.Equal(t, []string{"subject 1: " + text}, answer.To.Waits)
 	var page strings.Builder
 	require.NoError(t, answer.Print(&page))
-	require.Contains(t, page.String(), "\n            subject 1, ruleset 5: CiliumNetworkPolicy/shop/no-db, NetworkPolicy/shop/web\n")
-	require.Contains(t, page.String(), "\n            member 112 (pods), class 12: no selector\n            waits: member 112: not written yet\n")
+	require.Contains(t, page.String(),
+		"\n            subject 1, ruleset 5: CiliumNetworkPolicy/shop/no-db, NetworkPolicy/shop/web\n")
+	require.Contains(t, page.String(),
+		"\n            member 112 (pods), class 12: no selector\n            waits: member 112: not written yet\n")
 	require.Contains(t, page.String(), "\n            waits: subject 1: "+text+"\n")
 }
 

@@ -19,10 +19,12 @@ import (
 
 func TestObjects(t *testing.T) {
 	always := []string{"DaemonSet/sluice"}
-	roles := []string{"ClusterRole/sluice", "ClusterRoleBinding/sluice", "Role/sluice", "RoleBinding/sluice"}
+	roles := []string{"ClusterRole/sluice", "ClusterRoleBinding/sluice", "Role/sluice",
+		"RoleBinding/sluice"}
 	reports := "CustomResourceDefinition/nodereports.sluice.io"
 	egress := "CustomResourceDefinition/ciliumegressgatewaypolicies.cilium.io"
-	admission := []string{"ValidatingAdmissionPolicy/sluice", "ValidatingAdmissionPolicyBinding/sluice"}
+	admission := []string{"ValidatingAdmissionPolicy/sluice",
+		"ValidatingAdmissionPolicyBinding/sluice"}
 	ordinary := slices.Concat(always, roles, admission, []string{"ServiceAccount/sluice", reports})
 	operator := []string{
 		"Deployment/sluice-operator", "PodDisruptionBudget/sluice-operator",
@@ -36,7 +38,8 @@ func TestObjects(t *testing.T) {
 		"cleanup": slices.Concat(ordinary, []string{egress}),
 		"cilium":  slices.Concat(running, []string{"Secret/sluice-overlay-keys"}),
 		"none":    append(always, "Secret/sluice-overlay-keys"),
-		"all": append(slices.Concat(always, roles, admission, operator), "ServiceAccount/node-agent", reports, egress,
+		"all": append(slices.Concat(always, roles, admission, operator),
+			"ServiceAccount/node-agent", reports, egress,
 			"PodMonitor/sluice-operator", "NetworkPolicy/sluice-operator",
 			"Service/sluice-operator-metrics", "ServiceMonitor/sluice-operator",
 			"CustomResourceDefinition/ciliumcidrgroups.cilium.io",
@@ -81,12 +84,14 @@ func TestOverlayKeys(t *testing.T) {
 	secret := object[corev1.Secret](t, all, "Secret/sluice-overlay-keys")
 	require.Regexp(t, "^[0-9a-f]{32}$", string(secret.Data["keys"]))
 	require.Equal(t, "keep", secret.Annotations["helm.sh/resource-policy"])
-	again := object[corev1.Secret](t, decode(t, renderSet(t, "default", kubeVersion)), "Secret/sluice-overlay-keys")
+	again := object[corev1.Secret](t, decode(t, renderSet(t, "default", kubeVersion)),
+		"Secret/sluice-overlay-keys")
 	require.NotEqual(t, secret.Data, again.Data)
 
 	pod, agent := agentOf(t, all)
 	require.Contains(t, agent.Args, "--overlay-keys=/etc/sluice/overlay/keys")
-	require.Contains(t, agent.VolumeMounts, corev1.VolumeMount{Name: "overlay-keys", MountPath: "/etc/sluice/overlay", ReadOnly: true})
+	require.Contains(t, agent.VolumeMounts,
+		corev1.VolumeMount{Name: "overlay-keys", MountPath: "/etc/sluice/overlay", ReadOnly: true})
 	for _, v := range pod.Volumes {
 		if v.Name == "overlay-keys" {
 			require.Equal(t, secret.Name, v.Secret.SecretName)
@@ -110,7 +115,9 @@ func TestPorts(t *testing.T) {
 	}
 	c, err := loadChart(deployDir)
 	require.NoError(t, err)
-	files, err := render(c, map[string]any{"flags": map[string]any{"api-listen": "", "metrics-listen": "$(NODE_IP):9881"}}, kubeVersion)
+	files, err := render(c,
+		map[string]any{"flags": map[string]any{"api-listen": "",
+			"metrics-listen": "$(NODE_IP):9881"}}, kubeVersion)
 	require.NoError(t, err)
 	_, agent := agentOf(t, decode(t, files))
 	require.Empty(t, agent.LivenessProbe.HTTPGet.Host, "no variable is expanded there")
@@ -118,10 +125,14 @@ func TestPorts(t *testing.T) {
 
 	all := decode(t, renderSet(t, "all", kubeVersion))
 	_, agent = agentOf(t, all)
-	require.Equal(t, []corev1.ContainerPort{{Name: "metrics", ContainerPort: 9881, Protocol: corev1.ProtocolTCP}}, agent.Ports)
-	require.Equal(t, "metrics", *object[monitoringv1.PodMonitor](t, all, "PodMonitor/sluice").Spec.PodMetricsEndpoints[0].Port)
-	require.Equal(t, "metrics", object[monitoringv1.ServiceMonitor](t, all, "ServiceMonitor/sluice").Spec.Endpoints[0].Port)
-	require.EqualValues(t, 9881, object[corev1.Service](t, all, "Service/sluice-metrics").Spec.Ports[0].Port)
+	require.Equal(t, []corev1.ContainerPort{{Name: "metrics", ContainerPort: 9881,
+		Protocol: corev1.ProtocolTCP}}, agent.Ports)
+	require.Equal(t, "metrics",
+		*object[monitoringv1.PodMonitor](t, all, "PodMonitor/sluice").Spec.PodMetricsEndpoints[0].Port)
+	require.Equal(t, "metrics",
+		object[monitoringv1.ServiceMonitor](t, all, "ServiceMonitor/sluice").Spec.Endpoints[0].Port)
+	require.EqualValues(t, 9881,
+		object[corev1.Service](t, all, "Service/sluice-metrics").Spec.Ports[0].Port)
 	rule := object[networkingv1.NetworkPolicy](t, all, "NetworkPolicy/sluice").Spec.Ingress[0]
 	require.Equal(t, 9881, rule.Ports[0].Port.IntValue())
 	require.Len(t, rule.From, 1)
@@ -133,14 +144,16 @@ func TestMonitoring(t *testing.T) {
 	groups := object[monitoringv1.PrometheusRule](t, all, "PrometheusRule/sluice").Spec.Groups
 	require.Len(t, groups, 2)
 	var rules struct{ Groups []monitoringv1.RuleGroup }
-	require.NoError(t, yaml.UnmarshalStrict(readFile(t, filepath.Join(deployDir, "monitoring/rules.yaml")), &rules))
+	require.NoError(t, yaml.UnmarshalStrict(readFile(t,
+		filepath.Join(deployDir, "monitoring/rules.yaml")), &rules))
 	require.NotEmpty(t, rules.Groups[0].Rules)
 	require.Equal(t, rules.Groups[0], groups[0])
 	require.Equal(t, "more", groups[1].Name)
 
 	dashboard := object[corev1.ConfigMap](t, all, "ConfigMap/sluice-dashboard")
 	require.Equal(t, "1", dashboard.Labels["grafana_dashboard"])
-	require.JSONEq(t, string(readFile(t, filepath.Join(deployDir, "monitoring/dashboard.json"))), dashboard.Data["sluice.json"])
+	require.JSONEq(t, string(readFile(t, filepath.Join(deployDir, "monitoring/dashboard.json"))),
+		dashboard.Data["sluice.json"])
 }
 
 // What cleans up a node has the rights and the paths of the agent, which does not run.
@@ -155,7 +168,8 @@ func TestCleanup(t *testing.T) {
 	require.Empty(t, waits.VolumeMounts)
 
 	require.Equal(t, []string{"/sluice", "cleanup"}, cleanup.Command)
-	require.Equal(t, []string{"--bpffs=/sys/fs/bpf", "--cni-bin-dir=/opt/cni/bin", "--cni-conf-dir=/etc/cni/net.d", "--procfs=/host/proc", "--socket=/run/sluice/sluice.sock", "--state-dir=/var/lib/sluice"}, cleanup.Args)
+	require.Equal(t, []string{"--bpffs=/sys/fs/bpf", "--cni-bin-dir=/opt/cni/bin",
+		"--cni-conf-dir=/etc/cni/net.d", "--procfs=/host/proc", "--socket=/run/sluice/sluice.sock", "--state-dir=/var/lib/sluice"}, cleanup.Args)
 	require.Subset(t, agent.Args, cleanup.Args)
 	require.Equal(t, agent.Image, cleanup.Image)
 	require.Equal(t, agent.SecurityContext, cleanup.SecurityContext)
@@ -175,8 +189,10 @@ func TestCNIPlugin(t *testing.T) {
 		{map[string]any{"cni-plugin": false}, "--cni-plugin=false", "--cni-run-dir"},
 		{map[string]any{"endpoint-source": "cilium"}, "--cni-plugin=false", "--cni-run-dir"},
 		{map[string]any{"socket": ""}, "--cni-plugin=false", "--cni-run-dir"},
-		{map[string]any{"socket": "/run/other/sock"}, "--cni-run-dir=/run/other/cni", "--cni-plugin=false"},
-		{map[string]any{"socket": "/run/other/sock", "cni-run-dir": "/run/other/x"}, "--cni-run-dir=/run/other/x", "/run/other/cni"},
+		{map[string]any{"socket": "/run/other/sock"}, "--cni-run-dir=/run/other/cni",
+			"--cni-plugin=false"},
+		{map[string]any{"socket": "/run/other/sock", "cni-run-dir": "/run/other/x"},
+			"--cni-run-dir=/run/other/x", "/run/other/cni"},
 	} {
 		c, err := loadChart(deployDir)
 		require.NoError(t, err)
@@ -229,7 +245,8 @@ func TestCNIMounts(t *testing.T) {
 // where the flag says.
 func TestVolumes(t *testing.T) {
 	for set, want := range map[string]map[string]string{
-		"default": {"/sys/fs/bpf": "/sys/fs/bpf", "/run/sluice": "/run/sluice", "/var/lib/sluice": "/var/lib/sluice",
+		"default": {"/sys/fs/bpf": "/sys/fs/bpf", "/run/sluice": "/run/sluice",
+			"/var/lib/sluice": "/var/lib/sluice",
 			"/var/run/cilium": "/var/run/cilium", "/host/proc/sys/net": "/proc/sys/net",
 			"/etc/cni/net.d": "/etc/cni/net.d", "/opt/cni/bin": "/opt/cni/bin"},
 		"none": {"/sys/fs/bpf": "/sys/fs/bpf", "/var/lib/sluice": "/var/lib/sluice",
@@ -320,7 +337,8 @@ func TestLedger(t *testing.T) {
 	require.NoError(t, err)
 	pod, agent := agentOf(t, decode(t, rendered))
 	require.Contains(t, agent.Args, "--ledger-file=/var/log/sluice/ledger.jsonl")
-	require.Contains(t, agent.VolumeMounts, corev1.VolumeMount{Name: "ledger", MountPath: "/var/log/sluice"})
+	require.Contains(t, agent.VolumeMounts,
+		corev1.VolumeMount{Name: "ledger", MountPath: "/var/log/sluice"})
 	for _, v := range pod.Volumes {
 		if v.Name == "ledger" {
 			require.Equal(t, "/var/log/sluice", v.HostPath.Path)

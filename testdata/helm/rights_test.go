@@ -30,7 +30,8 @@ func TestSecurity(t *testing.T) {
 
 	_, agent = agentOf(t, decode(t, renderSet(t, "all", kubeVersion)))
 	s = agent.SecurityContext
-	require.Equal(t, []corev1.Capability{"BPF", "NET_ADMIN", "PERFMON", "SYS_ADMIN"}, s.Capabilities.Add)
+	require.Equal(t, []corev1.Capability{"BPF", "NET_ADMIN", "PERFMON", "SYS_ADMIN"},
+		s.Capabilities.Add)
 	require.Equal(t, corev1.SeccompProfileTypeUnconfined, s.SeccompProfile.Type)
 
 	_, agent = agentOf(t, decode(t, renderSet(t, "none", kubeVersion)))
@@ -48,7 +49,8 @@ func TestAppArmor(t *testing.T) {
 	for kubernetes, field := range map[string]bool{"v1.29.14": false, "v1.30.0": true, kubeVersion: true} {
 		all := decode(t, renderSet(t, "all", kubernetes))
 		template := object[appsv1.DaemonSet](t, all, "DaemonSet/sluice").Spec.Template
-		require.Equal(t, field, template.Spec.Containers[0].SecurityContext.AppArmorProfile != nil, kubernetes)
+		require.Equal(t, field, template.Spec.Containers[0].SecurityContext.AppArmorProfile != nil,
+			kubernetes)
 		require.Equal(t, !field, template.Annotations[annotation] == "unconfined", kubernetes)
 		require.Equal(t, "true", template.Annotations["example.com/scrape"])
 	}
@@ -81,7 +83,8 @@ func TestRights(t *testing.T) {
 	require.Subset(t, resources(nil), slices.Concat(policies, status))
 	require.NotSubset(t, resources(nil), cilium[:1])
 	require.Subset(t, resources(flag("endpoint-source", "cilium")), cilium)
-	require.Subset(t, resources(map[string]any{"rbac": map[string]any{"ciliumEndpoints": true}}), cilium)
+	require.Subset(t, resources(map[string]any{"rbac": map[string]any{"ciliumEndpoints": true}}),
+		cilium)
 	bgp := []string{"egressbgppeers"}
 	require.NotSubset(t, resources(nil), bgp)
 	require.Subset(t, resources(flag("egress-bgp", true)), bgp)
@@ -122,7 +125,8 @@ func TestAdmissionPolicy(t *testing.T) {
 // What is applied with its namespace goes there, and cluster-wide objects have none.
 func TestNamespaces(t *testing.T) {
 	for key, o := range decode(t, renderSet(t, "all", kubeVersion)) {
-		wide := strings.HasPrefix(key, "ClusterRole") || strings.HasPrefix(key, "CustomResourceDefinition") ||
+		wide := strings.HasPrefix(key, "ClusterRole") ||
+			strings.HasPrefix(key, "CustomResourceDefinition") ||
 			strings.HasPrefix(key, "ValidatingAdmissionPolicy")
 		want := namespace
 		if wide {
