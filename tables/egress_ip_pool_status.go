@@ -68,7 +68,6 @@ const (
 	ConditionAddressesAssigned = "AddressesAssigned" // each policy that names the pool has an address
 )
 
-// PoolCondition is a condition of a pool.
 type PoolCondition struct {
 	Condition `yaml:",inline"`
 	// Since is when the condition began to have its status.
