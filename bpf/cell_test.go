@@ -148,7 +148,7 @@ sluice_subjects delete subject=1
 	require.NoError(t, again.Start(again.log, context.Background()))
 	require.EqualValues(t, 2, again.maps.Subjects.Spec().MaxEntries)
 	require.Empty(t, again.must("map/dump sluice_subjects"))
-	inForce := func() (ruleset uint32) {
+	active := func() (ruleset uint32) {
 		memory.Read(func(r Reader) {
 			v, _ := Get[SubjectKey, SubjectValue](r, "sluice_subjects", keys[0])
 			ruleset = v.Ruleset
@@ -157,11 +157,11 @@ sluice_subjects delete subject=1
 	}
 	_, err = again.maps.Subjects.Update(keys[:1], values[1:2])
 	require.NoError(t, err)
-	require.EqualValues(t, 1, inForce())
+	require.EqualValues(t, 1, active())
 	require.NoError(t, again.maps.Flip())
-	require.EqualValues(t, 2, inForce())
+	require.EqualValues(t, 2, active())
 	require.NoError(t, again.maps.Release())
-	require.EqualValues(t, 2, inForce())
+	require.EqualValues(t, 2, active())
 	require.Regexp(t, `^sluice_subjects update subject=1 -> ruleset=1
 sluice_subjects update subject=1 -> ruleset=2
 sluice_state update 0 -> slot=0 generation=\d+
@@ -217,7 +217,7 @@ func TestKernelMode(t *testing.T) {
 		require.ErrorIs(t, second.Start(second.log, context.Background()), ErrInUse)
 	})
 	sources := func(h *testHive) string {
-		m, err := OpenInForce(MapsDir(bpffs), "sluice_subjects")
+		m, err := OpenActive(MapsDir(bpffs), "sluice_subjects")
 		require.NoError(t, err)
 		defer m.Close()
 		entries, err := DumpKernel[SubjectKey, SubjectValue](m)
@@ -229,9 +229,9 @@ func TestKernelMode(t *testing.T) {
 	for run := range 3 {
 		h := newTestHive(t, nil, "--bpffs="+bpffs)
 		require.NoError(t, h.Start(h.log, context.Background()))
-		inForce, own, err := h.maps.Slot()
+		active, own, err := h.maps.Slot()
 		require.NoError(t, err)
-		require.Equal(t, []uint32{1, 0}, []uint32{inForce, own}, "run %d", run)
+		require.Equal(t, []uint32{1, 0}, []uint32{active, own}, "run %d", run)
 		require.Empty(t, h.must("map/dump sluice_subjects"))
 		_, err = h.maps.Subjects.Update([]SubjectKey{{2}}, []SubjectValue{{6}})
 		require.NoError(t, err)

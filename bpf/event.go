@@ -136,7 +136,6 @@ func (r *Reason) UnmarshalText(text []byte) error {
 	return fmt.Errorf("parse reason: unknown %q", text)
 }
 
-// Program is one of the programs.
 type Program uint8
 
 // The programs, by their numbers in events.

@@ -50,7 +50,7 @@ func OpenHolder(bpffs string) (*Holder, error) {
 }
 
 func (h *Holder) open(bpffs string) (err error) {
-	slots, pods, _, err := openSlotInForce(h.mapsDir, podsMap)
+	slots, pods, _, err := openActiveSlot(h.mapsDir, podsMap)
 	if err != nil {
 		return err
 	}
@@ -116,7 +116,7 @@ func (h *Holder) Hold(ifIndex int, mac net.HardwareAddr, addrs []netip.Addr) err
 			return err
 		}
 		// An agent that starts may not know of the pod yet.
-		if now, err := readSlotInForce(h.mapsDir); err != nil || now == slot {
+		if now, err := readActiveSlot(h.mapsDir); err != nil || now == slot {
 			return err
 		}
 	}
@@ -124,7 +124,7 @@ func (h *Holder) Hold(ifIndex int, mac net.HardwareAddr, addrs []netip.Addr) err
 
 // putAll writes the entries of addresses, and returns the slot that they are in.
 func (h *Holder) putAll(addrs []netip.Addr, value PodValue) (uint32, error) {
-	slots, pods, slot, err := openSlotInForce(h.mapsDir, podsMap)
+	slots, pods, slot, err := openActiveSlot(h.mapsDir, podsMap)
 	if err != nil {
 		return 0, err
 	}

@@ -157,8 +157,8 @@ func (m *Memory) dropSlot(slot uint32) error {
 	return nil
 }
 
-// inForce returns the map of a name that packets use, nil if there is none.
-func (m *Memory) inForce(name string) memoryStore {
+// active returns the map of a name that packets use, nil if there is none.
+func (m *Memory) active(name string) memoryStore {
 	if store, found := m.maps[name]; found {
 		return store
 	}

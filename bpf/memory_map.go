@@ -189,7 +189,7 @@ func (t *memoryMap[K, V]) unset(key K) {
 type Reader struct{ memory *Memory }
 
 func storeOf[K, V comparable](r Reader, name string) *memoryMap[K, V] {
-	if store, ok := r.memory.inForce(name).(*memoryMap[K, V]); ok {
+	if store, ok := r.memory.active(name).(*memoryMap[K, V]); ok {
 		return store
 	}
 	return &memoryMap[K, V]{}

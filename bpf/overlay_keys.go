@@ -63,7 +63,6 @@ func NewOverlayKeysValue(keys []OverlayKey, acceptUnsigned bool) (v OverlayKeysV
 	return v
 }
 
-// All returns the keys.
 func (v OverlayKeysValue) All() []OverlayKey {
 	return slices.Clone(v.Keys[:min(v.Count, OverlayKeys)])
 }

@@ -72,10 +72,10 @@ func (k *Kernel) dropSlot(slot uint32) error {
 	return nil
 }
 
-// openSlotInForce opens the map of a name that packets use, and the array by which programs find
+// openActiveSlot opens the map of a name that packets use, and the array by which programs find
 // it.
-func openSlotInForce(dir, name string) (slots, m *ebpf.Map, slot uint32, err error) {
-	if slot, err = readSlotInForce(dir); err != nil {
+func openActiveSlot(dir, name string) (slots, m *ebpf.Map, slot uint32, err error) {
+	if slot, err = readActiveSlot(dir); err != nil {
 		return nil, nil, 0, err
 	}
 	if slots, err = ebpf.LoadPinnedMap(filepath.Join(dir, layoutDir, name), nil); err != nil {
@@ -88,8 +88,8 @@ func openSlotInForce(dir, name string) (slots, m *ebpf.Map, slot uint32, err err
 	return slots, m, slot, nil
 }
 
-// readSlotInForce reads which slot is in force.
-func readSlotInForce(dir string) (uint32, error) {
+// readActiveSlot reads which slot is in force.
+func readActiveSlot(dir string) (uint32, error) {
 	state, err := ebpf.LoadPinnedMap(filepath.Join(dir, layoutDir, StateMap), nil)
 	if err != nil {
 		return 0, fmt.Errorf("open map %s: %w", StateMap, err)
@@ -102,9 +102,9 @@ func readSlotInForce(dir string) (uint32, error) {
 	return now.Slot % Slots, nil
 }
 
-// OpenInForce opens the map of a name that packets use, of a directory of pinned maps ([MapsDir]).
-func OpenInForce(dir, name string) (*ebpf.Map, error) {
-	slots, m, _, err := openSlotInForce(dir, name)
+// OpenActive opens the map of a name that packets use, of a directory of pinned maps ([MapsDir]).
+func OpenActive(dir, name string) (*ebpf.Map, error) {
+	slots, m, _, err := openActiveSlot(dir, name)
 	if err != nil {
 		return nil, err
 	}

@@ -58,12 +58,12 @@ func slotPath(slot uint32, name string) string {
 
 // Slot returns the slot in force, and the one that this agent writes to. They are the same from the
 // flip on.
-func (m *Maps) Slot() (inForce, own uint32, err error) {
-	inForce, err = m.slotInForce()
-	return inForce, m.own.Load(), err
+func (m *Maps) Slot() (active, own uint32, err error) {
+	active, err = m.activeSlot()
+	return active, m.own.Load(), err
 }
 
-func (m *Maps) slotInForce() (uint32, error) {
+func (m *Maps) activeSlot() (uint32, error) {
 	state, _, err := Lookup(m.State, StateKey{})
 	return state.Slot % Slots, err
 }
@@ -71,14 +71,14 @@ func (m *Maps) slotInForce() (uint32, error) {
 // openSlots opens a new map for each map in slots, in the slot that is not in force. A killed agent
 // may have filled that slot before, or released it a moment ago.
 func (m *Maps) openSlots(backend Backend) error {
-	inForce, err := m.slotInForce()
+	active, err := m.activeSlot()
 	if err != nil {
 		return err
 	}
-	if m.formerPods, err = readFormerPods(backend, inForce); err != nil {
+	if m.formerPods, err = readFormerPods(backend, active); err != nil {
 		return err
 	}
-	own := (inForce + 1) % Slots
+	own := (active + 1) % Slots
 	m.own.Store(own)
 	if backend.hasSlot(own) {
 		time.Sleep(SlotGrace)
@@ -104,11 +104,11 @@ func (m *Maps) Generation() (uint32, error) {
 // Raise begins a new generation: the next packet of each connection is judged again. It is safe for
 // concurrent use. Before the flip it does nothing: packets use what the previous agent has left.
 func (m *Maps) Raise() error {
-	inForce, err := m.slotInForce()
-	if err != nil || inForce != m.own.Load() {
+	active, err := m.activeSlot()
+	if err != nil || active != m.own.Load() {
 		return err
 	}
-	return m.setState(inForce)
+	return m.setState(active)
 }
 
 // setState begins a new generation, in a slot.

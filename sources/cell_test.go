@@ -159,7 +159,7 @@ func TestBadConfig(t *testing.T) {
 	}
 }
 
-// Nobody else can write a table of objects.
+// No other module can write a table of objects.
 func TestTablesArePrivate(t *testing.T) {
 	h := newHive(Cell, cell.Module("other", "Other", cell.Invoke(func(statedb.RWTable[*tables.Endpoint]) {})))
 	require.ErrorContains(t, h.Populate(hivetest.Logger(t, hivetest.LogLevel(slog.LevelError+1))), "RWTable")

@@ -104,9 +104,7 @@ var (
 
 	// BackendSlicesByNodeAddr queries the slices that announce an address of a node.
 	BackendSlicesByNodeAddr = backendSliceNodeAddrIndex.Query
-
-	// BackendSlicesByService queries the slices of a service.
-	BackendSlicesByService = backendSliceServiceIndex.Query
+	BackendSlicesByService  = backendSliceServiceIndex.Query
 
 	// BackendSliceByName queries a slice by its namespaced name.
 	BackendSliceByName = backendSliceNameIndex.Query
@@ -118,7 +116,6 @@ var (
 	BackendSlicesByPod = backendSlicePodIndex.Query
 )
 
-// NewBackendSliceTable creates the table of backend slices.
 var NewBackendSliceTable = Declare(
 	"backend-slices", backendSliceNameIndex, backendSliceAddrIndex, backendSliceServiceIndex,
 	backendSlicePodIndex, backendSliceNodeAddrIndex,

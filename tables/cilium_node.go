@@ -29,11 +29,8 @@ var (
 		func(n *CiliumNode) []netip.Addr { return n.Addrs })
 
 	// CiliumNodeByName queries the CiliumNode of a node.
-	CiliumNodeByName = ciliumNodeNameIndex.Query
-
-	// CiliumNodesByAddr queries the nodes that have an address.
+	CiliumNodeByName  = ciliumNodeNameIndex.Query
 	CiliumNodesByAddr = ciliumNodeAddrIndex.Query
 )
 
-// NewCiliumNodeTable creates the table of Cilium's nodes.
 var NewCiliumNodeTable = Declare("cilium-nodes", ciliumNodeNameIndex, ciliumNodeAddrIndex)

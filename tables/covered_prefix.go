@@ -46,7 +46,6 @@ var (
 	coveredPrefixIndex = UniqueIndex("prefix", PrefixKeys,
 		func(c *CoveredPrefix) netip.Prefix { return c.Prefix })
 
-	// CoveredPrefixByPrefix queries a covered prefix.
 	CoveredPrefixByPrefix = coveredPrefixIndex.Query
 )
 

@@ -74,9 +74,7 @@ var (
 	ctGCRunMapIndex = Index("map", StringKeys, func(r *CTGCRun) string { return r.Map })
 
 	// CTGCRunByID queries a row by its number.
-	CTGCRunByID = ctGCRunIDIndex.Query
-
-	// CTGCRunsByMap queries the rows of a map.
+	CTGCRunByID   = ctGCRunIDIndex.Query
 	CTGCRunsByMap = ctGCRunMapIndex.Query
 )
 

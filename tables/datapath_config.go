@@ -10,7 +10,6 @@ import (
 	"strings"
 
 	"github.com/cilium/statedb"
-	"github.com/cilium/statedb/reconciler"
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/bpf/frames"
@@ -51,11 +50,7 @@ type DatapathConfig struct {
 }
 
 // Equal reports whether two rows want the same, whatever their status.
-func (c *DatapathConfig) Equal(o *DatapathConfig) bool {
-	a, b := *c, *o
-	a.Status, b.Status = reconciler.Status{}, reconciler.Status{}
-	return a == b
-}
+func (c *DatapathConfig) Equal(o *DatapathConfig) bool { return sameButStatus(c, o) }
 
 // MapKey is the key in sluice_config.
 func (c *DatapathConfig) MapKey() bpf.ConfigKey { return bpf.ConfigKey{} }

@@ -95,5 +95,4 @@ var (
 	DevicesByMaster = deviceMasterIndex.Query
 )
 
-// NewDeviceTable creates the table of devices.
 var NewDeviceTable = Declare("devices", deviceIndexIndex, deviceNameIndex, deviceMasterIndex)

@@ -7,8 +7,6 @@ import (
 	"slices"
 	"strconv"
 
-	"github.com/cilium/statedb/reconciler"
-
 	"github.com/sluice-net/sluice/bpf"
 )
 
@@ -32,11 +30,7 @@ type EgressBlock struct {
 }
 
 // Equal reports whether two rows want the same, whatever their status.
-func (b *EgressBlock) Equal(o *EgressBlock) bool {
-	x, y := *b, *o
-	x.Status, y.Status = reconciler.Status{}, reconciler.Status{}
-	return x == y
-}
+func (b *EgressBlock) Equal(o *EgressBlock) bool { return sameButStatus(b, o) }
 
 // IsClosed reports whether a port is of a block that this node gives back.
 func (b *EgressBlock) IsClosed(port uint16) bool {

@@ -6,8 +6,6 @@ import (
 	"net/netip"
 	"strconv"
 
-	"github.com/cilium/statedb/reconciler"
-
 	"github.com/sluice-net/sluice/bpf"
 )
 
@@ -24,11 +22,7 @@ type EgressExit struct {
 }
 
 // Equal reports whether two rows want the same, whatever their status.
-func (e *EgressExit) Equal(o *EgressExit) bool {
-	a, b := *e, *o
-	a.Status, b.Status = reconciler.Status{}, reconciler.Status{}
-	return a == b
-}
+func (e *EgressExit) Equal(o *EgressExit) bool { return sameButStatus(e, o) }
 
 // MapKey is the key in sluice_exits.
 func (e *EgressExit) MapKey() bpf.ExitKey { return bpf.ExitKey{Addr: bpf.AddressFrom(e.Addr)} }
@@ -61,7 +55,6 @@ var (
 	egressExitIfIndexIndex = Index("ifindex", Uint32Keys,
 		func(e *EgressExit) uint32 { return e.IfIndex })
 
-	// EgressExitByAddr queries an exit by its address.
 	EgressExitByAddr = egressExitAddrIndex.Query
 
 	// EgressExitsByDevice queries the exits by a device, by its name.

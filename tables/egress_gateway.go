@@ -8,7 +8,6 @@ import (
 
 	"github.com/cilium/statedb"
 	"github.com/cilium/statedb/index"
-	"github.com/cilium/statedb/reconciler"
 
 	"github.com/sluice-net/sluice/bpf"
 )
@@ -36,11 +35,7 @@ type EgressGateway struct {
 }
 
 // Equal reports whether two rows want the same, whatever their status.
-func (g *EgressGateway) Equal(o *EgressGateway) bool {
-	a, b := *g, *o
-	a.Status, b.Status = reconciler.Status{}, reconciler.Status{}
-	return a == b
-}
+func (g *EgressGateway) Equal(o *EgressGateway) bool { return sameButStatus(g, o) }
 
 // MapKey is the key in sluice_gateways.
 func (g *EgressGateway) MapKey() bpf.GatewayKey { return g.GatewayKey }

@@ -5,7 +5,6 @@ package tables
 import (
 	"strings"
 
-	"github.com/cilium/statedb/reconciler"
 	"k8s.io/apimachinery/pkg/api/resource"
 
 	"github.com/sluice-net/sluice/bpf"
@@ -46,11 +45,7 @@ type EgressLimit struct {
 }
 
 // Equal reports whether two rows want the same, whatever their status.
-func (l *EgressLimit) Equal(o *EgressLimit) bool {
-	a, b := *l, *o
-	a.Status, b.Status = reconciler.Status{}, reconciler.Status{}
-	return a == b
-}
+func (l *EgressLimit) Equal(o *EgressLimit) bool { return sameButStatus(l, o) }
 
 // MapKey is the key in sluice_limits.
 func (l *EgressLimit) MapKey() bpf.LimitKey { return bpf.LimitKey{Policy: l.Cookie} }

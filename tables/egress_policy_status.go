@@ -112,5 +112,4 @@ var (
 	EgressPolicyStatusByPolicy = egressPolicyStatusIndex.Query
 )
 
-// NewEgressPolicyStatusTable creates the table of the status of egress policies.
 var NewEgressPolicyStatusTable = Declare("egress-policy-status", egressPolicyStatusIndex)

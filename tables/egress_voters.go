@@ -124,5 +124,4 @@ var (
 	EgressVotersByIndex = egressVotersIndex.Query
 )
 
-// NewEgressVotersTable creates table egress-voters.
 var NewEgressVotersTable = Declare("egress-voters", egressVotersIndex)

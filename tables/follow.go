@@ -3,6 +3,7 @@
 package tables
 
 import (
+	"context"
 	"fmt"
 
 	"github.com/cilium/statedb"
@@ -22,4 +23,19 @@ func Follow[Row any](
 	}
 	wtxn.Commit()
 	return changes, nil
+}
+
+// AwaitInitialized waits until tables are initialized. It returns false if the context ends before.
+func AwaitInitialized(ctx context.Context, db *statedb.DB, tables ...interface {
+	Initialized(statedb.ReadTxn) (bool, <-chan struct{})
+}) bool {
+	for _, table := range tables {
+		_, initialized := table.Initialized(db.ReadTxn())
+		select {
+		case <-initialized:
+		case <-ctx.Done():
+			return false
+		}
+	}
+	return true
 }

@@ -38,5 +38,4 @@ var (
 	GatewayElectionByDigest = gatewayElectionIndex.Query
 )
 
-// NewGatewayElectionTable creates the table of elections.
 var NewGatewayElectionTable = Declare("gateway-elections", gatewayElectionIndex)

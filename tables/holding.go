@@ -52,10 +52,7 @@ func ConfigHolds(
 // written is in force, it has been tried to attach all programs, and the configuration says
 // so. It reports false if the context ends before.
 func (h *Holding) Await(ctx context.Context) bool {
-	_, flipped := h.Slots.Initialized(h.DB.ReadTxn())
-	select {
-	case <-flipped:
-	case <-ctx.Done():
+	if !AwaitInitialized(ctx, h.DB, h.Slots) {
 		return false
 	}
 	for ctx.Err() == nil {

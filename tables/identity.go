@@ -36,5 +36,4 @@ var (
 	IdentityByID = identityIDIndex.Query
 )
 
-// NewIdentityTable creates the table of identities.
 var NewIdentityTable = Declare("identities", identityIDIndex)

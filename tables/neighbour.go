@@ -57,7 +57,6 @@ var (
 	NeighboursByAddr = neighbourAddrIndex.Query
 )
 
-// NewNeighbourTable creates the table of neighbours.
 var NewNeighbourTable = Declare(
 	"neighbours", neighbourIDIndex, neighbourDeviceIndex, neighbourAddrIndex,
 )

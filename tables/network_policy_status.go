@@ -92,5 +92,4 @@ var (
 	NetworkPolicyStatusByPolicy = networkPolicyStatusIndex.Query
 )
 
-// NewNetworkPolicyStatusTable creates the table of the status of network policies.
 var NewNetworkPolicyStatusTable = Declare("network-policy-status", networkPolicyStatusIndex)

@@ -34,7 +34,6 @@ var (
 	objectSourceNameIndex = UniqueIndex("source", StringKeys,
 		func(m *ObjectSource) string { return m.Source })
 
-	// ObjectSourceByName queries a source of objects by its name.
 	ObjectSourceByName = objectSourceNameIndex.Query
 )
 

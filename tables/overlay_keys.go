@@ -48,7 +48,6 @@ func (k *OverlayKeys) Open() string {
 	return ""
 }
 
-// Numbers returns the numbers of the keys.
 func (k *OverlayKeys) Numbers() []string { return stringsOf(k.Keys) }
 
 // TableHeader implements [statedb.TableWritable].
@@ -76,7 +75,6 @@ var (
 	OverlayKeysByIndex = overlayKeysIndex.Query
 )
 
-// NewOverlayKeysTable creates the table of the overlay's keys.
 var NewOverlayKeysTable = Declare("overlay-keys", overlayKeysIndex)
 
 // OwnOverlayKey returns the key that proves what this node sends; found is false if the overlay has

@@ -7,8 +7,6 @@ import (
 	"net"
 	"net/netip"
 
-	"github.com/cilium/statedb/reconciler"
-
 	"github.com/sluice-net/sluice/bpf"
 )
 
@@ -27,11 +25,7 @@ type Pod struct {
 }
 
 // Equal reports whether two rows want the same, whatever their status.
-func (p *Pod) Equal(o *Pod) bool {
-	a, b := *p, *o
-	a.Status, b.Status = reconciler.Status{}, reconciler.Status{}
-	return a == b
-}
+func (p *Pod) Equal(o *Pod) bool { return sameButStatus(p, o) }
 
 // MapKey is the key in sluice_pods.
 func (p *Pod) MapKey() bpf.PodKey { return bpf.PodKey{Addr: bpf.AddressFrom(p.Addr)} }
@@ -72,17 +66,13 @@ var (
 	podIfIndex = IndexIf("ifindex", Uint32Keys,
 		func(p *Pod) (uint32, bool) { return p.IfIndex, p.IfIndex != 0 })
 
-	// PodByAddr queries the pod with an address.
-	PodByAddr = podAddr.Query
-
-	// PodsBySubject queries the pods of a subject.
+	PodByAddr     = podAddr.Query
 	PodsBySubject = podSubject.Query
 
 	// PodsByIfIndex queries the pods to which a device leads.
 	PodsByIfIndex = podIfIndex.Query
 )
 
-// NewPodTable creates the table of pods by address.
 var NewPodTable = Declare("pods", podAddr, podSubject, podIfIndex)
 
 // SubjectDef identifies a subject: a label set of pods of this node, or of others.
@@ -142,15 +132,12 @@ var (
 	subjectLocal     = FlagIndex("local", func(s *Subject) bool { return s.Local && !s.Undesired })
 	subjectUndesired = FlagIndex("undesired", func(s *Subject) bool { return s.Undesired })
 
-	// SubjectByNumber queries a subject by its number.
 	SubjectByNumber = subjectNumber.Query
 
 	// SubjectsByLabelSet queries the subjects of a label set: the desired ones, one for each
 	// node that matters, and those that addresses leave.
 	SubjectsByLabelSet = subjectLabelSet.Query
-
-	// SubjectsByRuleset queries the subjects of a ruleset.
-	SubjectsByRuleset = subjectRuleset.Query
+	SubjectsByRuleset  = subjectRuleset.Query
 
 	// SubjectsLocal queries, by true, the subjects that pods of this node are desired in.
 	SubjectsLocal = subjectLocal.Query
@@ -159,7 +146,6 @@ var (
 	SubjectsUndesired = subjectUndesired.Query
 )
 
-// NewSubjectTable creates the table of subjects.
 var NewSubjectTable = Declare("subjects", subjectNumber, subjectLabelSet, subjectRuleset,
 	subjectLocal, subjectUndesired)
 
@@ -203,12 +189,10 @@ var (
 	routeRuleset = Index("egress-ruleset", Uint32Keys,
 		func(r *SubjectRoute) uint32 { return r.EgressRuleset })
 
-	// RouteBySubject queries the route of a subject.
 	RouteBySubject = routeSubject.Query
 
 	// RoutesByRuleset queries the routes to an egress ruleset.
 	RoutesByRuleset = routeRuleset.Query
 )
 
-// NewSubjectRouteTable creates the table of routes.
 var NewSubjectRouteTable = Declare("subject-routes", routeSubject, routeRuleset)

@@ -5,8 +5,6 @@ package tables
 import (
 	"net/netip"
 
-	"github.com/cilium/statedb/reconciler"
-
 	"github.com/sluice-net/sluice/bpf"
 )
 
@@ -21,11 +19,7 @@ type PodDevice struct {
 }
 
 // Equal reports whether two rows want the same, whatever their status.
-func (d *PodDevice) Equal(o *PodDevice) bool {
-	a, b := *d, *o
-	a.Status, b.Status = reconciler.Status{}, reconciler.Status{}
-	return a == b
-}
+func (d *PodDevice) Equal(o *PodDevice) bool { return sameButStatus(d, o) }
 
 // MapKey is the key in sluice_devices.
 func (d *PodDevice) MapKey() bpf.DeviceKey { return bpf.DeviceKey{IfIndex: d.IfIndex} }

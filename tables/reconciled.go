@@ -37,3 +37,8 @@ func WithStatus[R any, Row ReconciledRow[R]](row Row, status reconciler.Status) 
 	c.setStatus(status)
 	return c
 }
+
+// sameButStatus reports whether two rows say the same, whatever their status.
+func sameButStatus[R comparable, Row ReconciledRow[R]](a, b Row) bool {
+	return *WithStatus(a, b.GetStatus()) == *b
+}

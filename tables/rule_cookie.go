@@ -47,7 +47,6 @@ var (
 	ruleCookieIndex = UniqueIndex("cookie", Uint32Keys,
 		func(c *RuleCookie) uint32 { return c.Cookie })
 
-	// RuleCookieByNumber queries the rules of a cookie.
 	RuleCookieByNumber = ruleCookieIndex.Query
 )
 

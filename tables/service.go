@@ -113,6 +113,5 @@ var (
 	ServicesByAddr = serviceAddrIndex.Query
 )
 
-// NewServiceTable creates the table of services.
 var NewServiceTable = Declare("services", serviceNameIndex, serviceAddrIndex,
 	serviceExternalIndex, serviceNodePortIndex, serviceNodePortsOfIndex)

@@ -46,7 +46,7 @@ func (f TupleFlags) String() string {
 	return strings.Join(append([]string{string(f.Direction())}, f.Others()...), ",")
 }
 
-// Tuple is a connection or packet: who sends to whom. The identifier of an ICMP
+// Tuple is a connection or packet: its source and its destination. The identifier of an ICMP
 // echo is the port on the side of the one who asks, and the other port is 0.
 type Tuple struct {
 	Source      netip.AddrPort // of a connection: who began it
@@ -81,7 +81,7 @@ func (t Tuple) Compare(u Tuple) int {
 type Key4 struct {
 	DestAddr   [4]byte // of replies: who began the connection
 	SourceAddr [4]byte
-	DestPort   Port // of the one to whom it was begun
+	DestPort   Port // of the side that accepted it
 	SourcePort Port
 	Protocol   uint8
 	Flags      TupleFlags

@@ -69,7 +69,7 @@ func TestResetOfNoConsequence(t *testing.T) {
 	})
 }
 
-// TestForbiddenConnectionOfBefore: a connection of the other side that nobody saw begin,
+// TestForbiddenConnectionOfBefore: a connection of the other side whose beginning was not seen,
 // and that policies forbid, does not resume when the pod sends again what it has sent.
 func TestForbiddenConnectionOfBefore(t *testing.T) {
 	eachPolicedServer(t, func(f *fixture) {
@@ -84,7 +84,7 @@ func TestForbiddenConnectionOfBefore(t *testing.T) {
 	})
 }
 
-// TestEchoReplyBeginsNothing: nor does an answer to an echo that nobody saw.
+// TestEchoReplyBeginsNothing: nor does an answer to an echo that was not seen.
 func TestEchoReplyBeginsNothing(t *testing.T) {
 	eachPolicedServer(t, func(f *fixture) {
 		for range 2 {

@@ -232,7 +232,7 @@ func (f *fixture) translation(t packettest.Tuple) *packettest.Translation {
 	return n
 }
 
-// expire has all connections be ones that expired, which nobody has collected yet.
+// expire has all connections be ones that expired, which are not collected yet.
 func (f *fixture) expire() {
 	f.Helper()
 	f.expired(5)

@@ -15,7 +15,7 @@ import (
 // TestUnknownSource: a pod sends from its own addresses only, if sources are checked.
 func TestUnknownSource(t *testing.T) {
 	eachTransport(t, func(f *fixture, transport string) {
-		strangers := map[string]netip.Addr{"nobody's": f.UnassignedPod, "another pod's": f.OtherPod, "outside": f.Server2, "the node's": f.SharedEgress}
+		strangers := map[string]netip.Addr{"unassigned": f.UnassignedPod, "another pod's": f.OtherPod, "outside": f.Server2, "the node's": f.SharedEgress}
 		for name, from := range strangers {
 			res := f.fromPod(request(transport, from, f.Uncovered)...)
 			require.Equal(f, 1, res.Reasons[bpf.ReasonUnknownSource], name)
@@ -24,7 +24,7 @@ func TestUnknownSource(t *testing.T) {
 		config := f.Config
 		config.Flags &^= bpf.ConfigStrictSource
 		require.NoError(f, f.SetConfig(config))
-		for _, name := range []string{"nobody's", "outside"} {
+		for _, name := range []string{"unassigned", "outside"} {
 			f.passed(f.fromPod(request(transport, strangers[name], f.Uncovered)...))
 		}
 	})
@@ -143,7 +143,7 @@ func TestPinned(t *testing.T) {
 	})
 }
 
-// A connection that nobody has answered may never have been served: sent again,
+// A connection without an answer may never have been served: sent again,
 // its first packet goes where the policy says now. Once answered, it stays.
 func TestUnanswered(t *testing.T) {
 	eachFamily(t, func(f *fixture) {
@@ -300,7 +300,7 @@ func TestMiddleOfConnection(t *testing.T) {
 	})
 }
 
-// TestEchoReplyAlone: an answer to an echo that nobody saw makes the pod's next echo
+// TestEchoReplyAlone: an answer to an echo that was not seen makes the pod's next echo
 // no reply.
 func TestEchoReplyAlone(t *testing.T) {
 	eachFamily(t, func(f *fixture) {

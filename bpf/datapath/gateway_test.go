@@ -144,7 +144,7 @@ func TestReplyByOverlay(t *testing.T) {
 	})
 }
 
-// TestFromOverlayRefused: what nobody of the cluster sends, or no rule covers.
+// TestFromOverlayRefused: what no node or pod sends, or no rule covers.
 func TestFromOverlayRefused(t *testing.T) {
 	eachTransport(t, func(f *fixture, transport string) {
 		f.selected(f.Here(f.Egress))
@@ -266,7 +266,7 @@ func TestHostFirst(t *testing.T) {
 			request(transport, f.SharedEgress, f.Server)...)...)
 		res := f.run(packettest.Input{Program: "to_netdev", Device: packettest.EgressDevice, Packet: packet})
 		require.Equal(f, packettest.Next, res.Verdict)
-		require.Equal(f, packet, res.Out, "nobody has the port")
+		require.Equal(f, packet, res.Out, "no connection has the port")
 		p := f.translated(f.fromPod(request(transport, f.Pod, f.Server)...), f.SharedEgress)
 		require.NotEqual(f, connectionOf(transport, f.Pod, f.Server).Sport, portOf(p, transport))
 

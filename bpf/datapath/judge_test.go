@@ -140,7 +140,7 @@ func verdict(w packettest.PolicyWorld, q packettest.Question) packettest.Answer 
 	return packettest.Answer{Reason: bpf.ReasonPolicyRule, Cookie: best.Cookie}
 }
 
-// TestVerdictsOfRandomWorlds compares the programs' verdicts with those of somebody who
+// TestVerdictsOfRandomWorlds compares the programs' verdicts with those of a checker that
 // looks through all entries.
 func TestVerdictsOfRandomWorlds(t *testing.T) {
 	newFixture(t, packettest.World4) // for the privileges

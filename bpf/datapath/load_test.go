@@ -120,7 +120,7 @@ func TestMapsOutliveTheAgent(t *testing.T) {
 		)
 		require.NoError(t, err)
 		require.NoError(t, h.maps.Flip())
-		pods, err := bpf.OpenInForce(bpf.MapsDir(bpffs), "sluice_pods")
+		pods, err := bpf.OpenActive(bpf.MapsDir(bpffs), "sluice_pods")
 		require.NoError(t, err)
 		defer pods.Close()
 		var value bpf.PodValue

@@ -172,7 +172,7 @@ func TestErrorsOfPods(t *testing.T) {
 }
 
 // TestErrorsOfNoFlow: an error about no flow that is known is a packet as others are:
-// from whoever sent it, and of its type.
+// from its sender, and of its type.
 func TestErrorsOfNoFlow(t *testing.T) {
 	eachFamily(t, func(f *fixture) {
 		protocol, kind := uint8(unix.IPPROTO_ICMP), uint16(3)

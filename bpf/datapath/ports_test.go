@@ -146,7 +146,7 @@ func TestPortsOfEndedConnections(t *testing.T) {
 }
 
 // hostSocket opens a socket of the host with a port of the shared address: one that
-// listens to everybody, or that has a connection with the server.
+// listens to all, or that has a connection with the server.
 func (f *fixture) hostSocket(transport string, port uint16, connected bool) (closeSocket func()) {
 	f.Helper()
 	fd := -1
@@ -165,7 +165,7 @@ func (f *fixture) hostSocket(transport string, port uint16, connected bool) (clo
 			return err
 		}
 		if connected {
-			// Nobody answers. The attempt has the ports as a connection has.
+			// There is no answer. The attempt has the ports as a connection has.
 			if err := unix.Connect(fd, socketAddress(f.Server, serverPort)); err != unix.EINPROGRESS {
 				return err
 			}
@@ -210,7 +210,7 @@ func TestPortsOfHostSockets(t *testing.T) {
 					}
 					require.EqualValues(f, free, f.translated(send(f.Server, given), f.SharedEgress).SrcPort)
 					f.dropped(send(f.Server, given+1), bpf.ReasonNoSNATPort)
-					if connected { // towards another server it is nobody's
+					if connected { // towards another server no flow has it
 						require.EqualValues(f, given+1, f.translated(send(f.Server2, given+1), f.SharedEgress).SrcPort)
 					}
 					sockets[given+1]()

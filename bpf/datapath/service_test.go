@@ -185,7 +185,7 @@ func (tr *traffic) resumed(c net.Conn, size int) {
 	require.Equal(tr, []byte(packettest.Pattern(size)), got)
 }
 
-// TestFragmentsToServices: where nobody puts fragments together, those without ports
+// TestFragmentsToServices: where fragments are not put together, those without ports
 // are dropped.
 func TestFragmentsToServices(t *testing.T) {
 	tr := newTraffic(t)

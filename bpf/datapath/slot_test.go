@@ -13,7 +13,7 @@ import (
 )
 
 // Packets are decided about by the slot in force, and by nothing that is in the other one.
-func TestSlotInForce(t *testing.T) {
+func TestActiveSlot(t *testing.T) {
 	eachFamily(t, func(f *fixture) {
 		f.selected(f.remote(second()))
 		send := func(port uint16) *packettest.Result {

@@ -16,7 +16,7 @@ const (
 	stackStep  = 32
 )
 
-// frame is what a function has on the stack, and whom it calls.
+// frame is what a function has on the stack, and which functions it calls.
 type frame struct {
 	bytes int
 	calls map[string]struct{}

@@ -166,7 +166,7 @@ func TestTranslationRecordLost(t *testing.T) {
 
 // TestReplyUsesTranslation: a reply is a use of the translation, and of its connection,
 // also where a full map has lost that: the garbage collection must not take what
-// replies come by for nobody's.
+// replies come by for that of no pod.
 func TestReplyUsesTranslation(t *testing.T) {
 	eachGatewayOf(t, func(g gatewayOf) {
 		in, key := inTuple(g.transport, g.Server, g.Egress, g.port()), connectionOf(g.transport, g.pod, g.Server)

@@ -122,7 +122,7 @@ type Pass struct {
 	Condemned    uint64 `json:"condemned"`
 	Kept         uint64 `json:"kept"`     // expired, but with time left for replies, or just used
 	Revived      uint64 `json:"revived"`  // were used just when they were to be removed, and stay
-	Deferred     uint64 `json:"deferred"` // left to the next pass, as nobody would have learnt of the removal
+	Deferred     uint64 `json:"deferred"` // left to the next pass, as the removal could not be told
 	Failed       uint64 `json:"failed"`   // could not be deleted
 
 	Duration   time.Duration `json:"duration"`

@@ -52,8 +52,8 @@ func TestReleased(t *testing.T) {
 	})
 }
 
-// What is to go now goes in one call, however much there is of it and whoever writes
-// to the map meanwhile: nobody asks for it again.
+// What is to go now goes in one call, however much there is of it and whatever writes
+// to the map meanwhile: there is no second request for it.
 func TestNothingIsMissed(t *testing.T) {
 	const flows, others, room = 30000, 10000, 1 << 17
 	gone := netip.MustParseAddr("192.0.2.99")

@@ -29,7 +29,7 @@ func (c *cluster) graph() (g api.Graph) {
 }
 
 // The graph is made from what the modules say, and has everything: each table is
-// filled by somebody, what is wanted in the kernel comes to a map and a mirror, and
+// filled by some module, what is wanted in the kernel comes to a map and a mirror, and
 // each map to a program.
 func TestGraph(t *testing.T) {
 	c := newCluster(t, []string{"--node-name=node-1", "--object-status"})

@@ -22,7 +22,7 @@ type checker struct {
 	owners     map[netip.Addr]string // of addresses, at the last rest
 	violations []string
 	election   bool // the events since the last rest are of nodes
-	disturbed  bool // somebody else has changed the maps since the last rest
+	disturbed  bool // another process has changed the maps since the last rest
 }
 
 // localUnderlay is in the decisions for this node as the gateway: in all scripts
@@ -101,7 +101,7 @@ func (c *checker) setElection(yes bool) {
 	c.election = yes
 }
 
-// disturb tells that somebody else changes the maps: what comes of that shows at the
+// disturb tells that another process changes the maps: what comes of that shows at the
 // agent's next write, whatever that is.
 func (c *checker) disturb() {
 	c.mu.Lock()

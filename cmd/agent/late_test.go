@@ -65,7 +65,7 @@ spec:
 }
 
 // The last pod with some labels gets others, and another pod gets those, before
-// it is noticed that nobody had them.
+// it is noticed that no pod had them.
 func TestLabelSetThatWasAboutToGo(t *testing.T) {
 	c := newCluster(t, []string{"--node-name=node-1"})
 	require.NoError(t, c.api.Sync())

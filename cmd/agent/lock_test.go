@@ -55,7 +55,7 @@ func TestLockHolderElsewhere(t *testing.T) {
 	require.ErrorContains(t, err, "an unknown process holds")
 }
 
-// Whoever has the file open that a cleanup removes must not have locked the
+// A process with the file open that a cleanup removes must not have locked the
 // directory by locking it.
 func TestLockRemovedMeanwhile(t *testing.T) {
 	dir := t.TempDir()

@@ -36,7 +36,7 @@ func (c *cluster) follow(query string) (stop func()) {
 	return stop
 }
 
-// The programs report new flows while somebody follows them, and only then.
+// The programs report new flows while a client follows them, and only then.
 func TestFlowEventsWhileFollowed(t *testing.T) {
 	c := newCluster(t, []string{"--node-name=node-1"})
 	require.NoError(t, c.api.Sync())
@@ -69,7 +69,7 @@ func TestFlowEventsWhileFollowed(t *testing.T) {
 	first, second := c.follow("kind=flow"), c.follow("")
 	eventually(true)
 	first()
-	require.True(t, reporting(), "somebody is left")
+	require.True(t, reporting(), "a client is left")
 	second()
 	eventually(false)
 }

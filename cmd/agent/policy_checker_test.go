@@ -32,7 +32,7 @@ type policyProbe struct {
 	writes   []string // that led to each
 }
 
-// identity is all that selectors may look at of whoever has an address.
+// identity is all that selectors may look at of the owner of an address.
 type identity struct{ name, labels string }
 
 func newPolicyChecker(m *bpf.Memory, hostAllowed bool) *policyChecker {

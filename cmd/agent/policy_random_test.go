@@ -51,7 +51,7 @@ func TestRandomPolicyEventsAndFaults(t *testing.T) {
 	}
 }
 
-// Many events at once, with faults. When these stop, all is mended with no new
+// Many events at once, with faults. When these stop, all is right again with no new
 // event, and meanwhile every packet has a verdict.
 func TestRandomPolicyStorms(t *testing.T) {
 	for seed := range randomSeeds(4) {

@@ -35,7 +35,7 @@ func TestRandomEvents(t *testing.T) {
 }
 
 // The same with several events at a time, writes that fail, and restarts in
-// between. When the faults stop, all is mended with no new event.
+// between. When the faults stop, all is right again with no new event.
 func TestRandomEventsAndFaults(t *testing.T) {
 	for seed := range randomSeeds(6) {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {

@@ -231,7 +231,7 @@ func dying[Row interface{ TableRow() []string }](
 	return ""
 }
 
-// undoneConfig is undone for the configuration, which nobody writes while the
+// undoneConfig is undone for the configuration, which nothing writes while the
 // node has no address.
 func (d *desiredTables) undoneConfig(txn statedb.ReadTxn) string {
 	if c, _, found := d.Configs.Get(txn, tables.DatapathConfigByIndex(0)); found && !c.Underlay.IsValid() {

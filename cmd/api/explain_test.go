@@ -3,14 +3,19 @@
 package api
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
 	"strings"
 	"testing"
 
+	"github.com/cilium/hive"
+	"github.com/cilium/hive/cell"
+	"github.com/cilium/hive/hivetest"
 	"github.com/cilium/statedb"
 	"github.com/stretchr/testify/require"
 
@@ -20,8 +25,8 @@ import (
 	"github.com/sluice-net/sluice/tables/tablestest"
 )
 
-// explainable is an API that knows one pod of its node, which lets in nobody but on 80/tcp.
-func explainable(t testing.TB, live explain.Live) *handlers {
+// explainable is an API that knows one pod of its node, which accepts only 80/tcp.
+func explainable(t testing.TB, maps *bpf.Maps) *handlers {
 	db := statedb.New()
 	health, err := tables.NewHealthTable(db)
 	require.NoError(t, err)
@@ -77,7 +82,7 @@ func explainable(t testing.TB, live explain.Live) *handlers {
 		}),
 		Cookies:        tablestest.Open(t, db, tables.NewRuleCookieTable),
 		EgressRulesets: tablestest.Open(t, db, tables.NewEgressRulesetTable),
-	}, live)}
+	}, maps)}
 }
 
 func (h *handlers) ask(path string) (status int, text string) {
@@ -138,7 +143,7 @@ func TestExplainLines(t *testing.T) {
 	_, _, err = h.explainLines([]string{"policy", "world", "shop/web"})
 	require.Error(t, err)
 
-	h = explainable(t, emptyMaps{})
+	h = explainable(t, emptyMaps(t))
 	lines, differ, err = h.explainLines([]string{"policy", "world", "shop/web", "80/tcp"})
 	require.NoError(t, err)
 	require.True(t, differ)
@@ -152,16 +157,17 @@ func TestExplainLines(t *testing.T) {
 	}, lines)
 }
 
-// emptyMaps has nothing in its maps.
-type emptyMaps struct{ explain.Live }
-
-func (emptyMaps) Backend() string                                                 { return "kernel" }
-func (emptyMaps) Pod(bpf.PodKey) (v bpf.PodValue, ok bool, err error)             { return }
-func (emptyMaps) Slot() (inForce, own uint32, err error)                          { return }
-func (emptyMaps) Subject(bpf.SubjectKey) (v bpf.SubjectValue, ok bool, err error) { return }
-func (emptyMaps) Route(bpf.SubjectKey) (v bpf.RouteValue, ok bool, err error)     { return }
-func (emptyMaps) Peer(bpf.PeerKey) (v bpf.PeerValue, ok bool, err error)          { return }
-func (emptyMaps) IPCache(bpf.IPCacheKey) (v bpf.IPCacheValue, ok bool, err error) { return }
+// emptyMaps are maps in memory that have nothing.
+func emptyMaps(t testing.TB) (maps *bpf.Maps) {
+	h := hive.New(
+		cell.Provide(func() bpf.Backend { return bpf.NewMemory() }), bpf.Cell,
+		cell.Invoke(func(m *bpf.Maps) { maps = m }))
+	log := hivetest.Logger(t, hivetest.LogLevel(slog.LevelWarn))
+	require.NoError(t, h.Start(log, t.Context()))
+	t.Cleanup(func() { require.NoError(t, h.Stop(log, context.Background())) })
+	require.NoError(t, maps.Flip())
+	return maps
+}
 
 // A table of network policies says how each stands.
 func TestNetworkPolicies(t *testing.T) {

@@ -174,7 +174,7 @@ func (h *handlers) gc(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// checkBPFFS returns an error if the maps that somebody means are not the agent's.
+// checkBPFFS returns an error if the maps that a request means are not the agent's.
 func (h *handlers) checkBPFFS(bpffs string) error {
 	if bpffs == "" || h.mapsDir == nil {
 		return nil

@@ -122,7 +122,7 @@ func TestGCRefuses(t *testing.T) {
 		`{"match": {"protocols": ["x"]}}`:        `match.protocols[0]: protocol "x": want tcp, udp`,
 		`{"match": {"family": "ip"}}`:            `match.family "ip": want ipv4 or ipv6`,
 		`{"expired": true, "reason": "` + strings.Repeat("x", 65) + `"}`: "reason: longer than 64 characters",
-		`{"expired": true, "reason": "interval"}`:                        `reason: "interval" is for passes that nobody asks for`,
+		`{"expired": true, "reason": "interval"}`:                        `reason: "interval" is for passes that are not requested`,
 		`{"expired": true, "reason": "a\u001b[31m"}`:                     `reason: "a\x1b[31m" has characters that cannot be printed`,
 		`{"all": true, "replyGraceSeconds": 86401}`:                      "replyGraceSeconds: 86401 are more than 86400, a day",
 	} {

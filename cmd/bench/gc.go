@@ -11,6 +11,7 @@ import (
 
 	"github.com/cilium/ebpf/rlimit"
 	"github.com/spf13/pflag"
+	"golang.org/x/sys/unix"
 
 	"github.com/sluice-net/sluice/bpf/gc"
 )
@@ -31,7 +32,7 @@ func gcFlags(flags *pflag.FlagSet) *gcOptions {
 	)
 	flags.IntVar(
 		&o.rounds, "gc-rounds", 5,
-		"rounds of measuring garbage collection; in each both ways have their turn",
+		"rounds of measuring garbage collection",
 	)
 	return o
 }
@@ -52,15 +53,15 @@ func (o *gcOptions) complete(short bool) error {
 	return nil
 }
 
-// gcRun is one run of a way to collect.
+// gcRun is one collection.
 type gcRun struct {
 	scanned, removed int // connections
 	cpu              time.Duration
 	longest          time.Duration // for which the kernel was busy at a stretch
-	method           gc.Method     // of the connections' map; of the seed's way: none
+	method           gc.Method     // of the connections' map
 }
 
-// gcCase is what both ways are compared on.
+// gcCase is what is measured.
 type gcCase struct {
 	entries, room, percent int // percent of the connections have ended
 	pairs                  bool
@@ -74,35 +75,29 @@ func (c gcCase) String() string {
 	return text
 }
 
-// measureGC compares package gc with the seed's way, and prints each comparison.
+// measureGC measures package gc, and prints each case.
 func measureGC(ctx context.Context, w io.Writer, o *gcOptions) error {
 	if err := rlimit.RemoveMemlock(); err != nil {
 		return err
 	}
-	fmt.Fprintf(
-		w, "\ngc: removal of connections that have ended; medians of %d rounds (lowest..highest)\n",
-		o.rounds,
-	)
-	fmt.Fprintln(
-		w,
-		"  CPU time for each connection of the map, removed or not. Both ways have their turn in each round.",
-	)
-	fmt.Fprintln(w, "  Seed: reads batches, and deletes each that had expired.")
-	fmt.Fprintf(w, "  %-30s %8s  %-10s %24s %24s %18s %20s\n",
-		"connections, room", "expired", "method", "ns", "seed ns", "times less", "longest run, us")
+	fmt.Fprintf(w, "\ngc: removal of connections that have ended; medians of %d rounds "+
+		"(lowest..highest)\n", o.rounds)
+	fmt.Fprintln(w, "  CPU time for each connection of the map, removed or not.")
+	fmt.Fprintf(w, "  %-30s %8s  %-10s %24s %20s\n",
+		"connections, room", "expired", "method", "ns", "longest run, us")
 	for _, pairs := range []bool{false, true} {
 		for _, entries := range o.sizes {
-			if err := o.compare(ctx, w, gcCase{entries: entries, room: 2 * entries, pairs: pairs}, 0, 10, 100); err != nil {
+			c := gcCase{entries: entries, room: 2 * entries, pairs: pairs}
+			if err := o.measure(ctx, w, c, 0, 10, 100); err != nil {
 				return err
 			}
 		}
 	}
-	return o.compare(ctx, w, gcCase{entries: 16, room: o.sparse}, 0)
+	return o.measure(ctx, w, gcCase{entries: 16, room: o.sparse}, 0)
 }
 
-// compare measures both ways by turns on the same maps, with shares of the
-// connections having ended.
-func (o *gcOptions) compare(ctx context.Context, w io.Writer, c gcCase, percents ...int) error {
+// measure measures a case with shares of the connections having ended.
+func (o *gcOptions) measure(ctx context.Context, w io.Writer, c gcCase, percents ...int) error {
 	runtime.LockOSThread() // whose CPU time is measured
 	defer runtime.UnlockOSThread()
 	maps, err := newGCMaps(c)
@@ -115,42 +110,23 @@ func (o *gcOptions) compare(ctx context.Context, w io.Writer, c gcCase, percents
 		return err
 	}
 	defer collector.Close()
-	ours := func() (gcRun, error) { return collect(ctx, collector, maps.NAT4 != nil) }
-	seeds := func() (gcRun, error) { return collectSeed(maps.CT4TCP, maps.NAT4, maps.now) }
 	for _, c.percent = range percents {
 		if err := maps.age(c.percent); err != nil {
 			return err
 		}
-		var own, seed, ratio, longest []float64
+		var times, longest []float64
 		var method gc.Method
 		for range o.rounds {
 			passes := max(1, o.volume/max(c.entries, c.room/16))
-			a, err := maps.runs(passes, ours)
+			r, err := maps.runs(ctx, passes, collector)
 			if err != nil {
 				return fmt.Errorf("%s, %d %% expired: %w", c, c.percent, err)
 			}
-			b, err := maps.runs(passes, seeds)
-			if err != nil {
-				return fmt.Errorf("%s, %d %% expired, the seed's way: %w", c, c.percent, err)
-			}
-			entries := float64(passes * c.entries)
-			own, seed = append(own, float64(a.cpu)/entries), append(seed, float64(b.cpu)/entries)
-			ratio = append(ratio, float64(b.cpu)/float64(a.cpu))
-			longest, method = append(longest, a.longest.Seconds()*1e6), a.method
+			times = append(times, float64(r.cpu)/float64(passes*c.entries))
+			longest, method = append(longest, r.longest.Seconds()*1e6), r.method
 		}
-		fmt.Fprintf(
-			w,
-			"  %-30s %6d %%  %-10s %24s %24s %18s %20s\n",
-			c,
-			c.percent,
-			method,
-			spreadOf(
-				own,
-			).text(0),
-			spreadOf(seed).text(0),
-			spreadOf(ratio).text(1),
-			spreadOf(longest).text(0),
-		)
+		fmt.Fprintf(w, "  %-30s %6d %%  %-10s %24s %20s\n", c, c.percent, method,
+			spreadOf(times).text(0), spreadOf(longest).text(0))
 	}
 	return nil
 }
@@ -177,10 +153,10 @@ func collect(ctx context.Context, c *gc.Collector, orphans bool) (r gcRun, err e
 }
 
 // runs collects several times, insists that what has ended is removed, and puts it back.
-func (m *gcMaps) runs(n int, collect func() (gcRun, error)) (sum gcRun, err error) {
+func (m *gcMaps) runs(ctx context.Context, n int, c *gc.Collector) (sum gcRun, err error) {
 	want := m.expired()
 	for range n {
-		r, err := collect()
+		r, err := collect(ctx, c, m.NAT4 != nil)
 		if err != nil {
 			return sum, err
 		}
@@ -197,4 +173,14 @@ func (m *gcMaps) runs(n int, collect func() (gcRun, error)) (sum gcRun, err erro
 		}
 	}
 	return sum, nil
+}
+
+// threadTime returns the CPU time of the thread, to which the caller is locked: so
+// that what is measured is not what others do meanwhile.
+func threadTime() time.Duration {
+	var ts unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &ts); err != nil {
+		return 0
+	}
+	return time.Duration(ts.Nano())
 }

@@ -5,8 +5,7 @@
 //	control   the agent with egress policies, from the change of a table to the kernel's map
 //	policy    the same with network policies, beside another policy engine if one is given
 //	programs  what each BPF program costs a packet, over an empty program
-//	ledger    what the ledger costs packets and connections, beside the same without
-//	gc        removal of connections that have ended, beside the seed's way
+//	gc        removal of connections that have ended
 //
 // The benchmark writes the agent's base tables itself, in the place of sources. As root it runs
 // in a network and a mount namespace of its own; otherwise it measures only control and
@@ -52,11 +51,10 @@ const (
 	partControl  = "control"
 	partPolicy   = "policy"
 	partPrograms = "programs"
-	partLedger   = "ledger"
 	partGC       = "gc"
 )
 
-var allParts = []string{partControl, partPolicy, partPrograms, partLedger, partGC}
+var allParts = []string{partControl, partPolicy, partPrograms, partGC}
 
 // options are those of all parts.
 type options struct {
@@ -98,7 +96,7 @@ func (o *options) flags(flags *pflag.FlagSet) {
 		"packets by which each program's way is measured in a round",
 	)
 	flags.IntVar(
-		&o.programs.rounds, "program-rounds", 3, "rounds of measuring programs and the ledger",
+		&o.programs.rounds, "program-rounds", 3, "rounds of measuring programs",
 	)
 	o.policy, o.gc = policyFlags(flags), gcFlags(flags)
 }
@@ -182,7 +180,6 @@ func (o *options) measure(ctx context.Context, p site) error {
 		{partControl, false, func() error { return measureControl(os.Stdout, p, o.control) }},
 		{partPolicy, false, func() error { _, err := measurePolicies(os.Stdout, p, o.policy); return err }},
 		{partPrograms, true, func() error { return measurePrograms(ctx, os.Stdout, o.programs) }},
-		{partLedger, true, func() error { return measureLedger(ctx, os.Stdout, o.programs) }},
 		{partGC, true, func() error { return measureGC(ctx, os.Stdout, o.gc) }},
 	} {
 		if !o.has(part.name) {

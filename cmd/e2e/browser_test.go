@@ -87,7 +87,7 @@ func (b *browser) serve() string {
 		}},
 		FlushInterval: -1,
 		ErrorLog:      log.New(io.Discard, "", 0),                                                      // of streams that end with the agent
-		ErrorHandler:  func(http.ResponseWriter, *http.Request, error) { panic(http.ErrAbortHandler) }, // as if nobody listened
+		ErrorHandler:  func(http.ResponseWriter, *http.Request, error) { panic(http.ErrAbortHandler) }, // as if nothing listened
 	}
 	const below = "/nodes/" + localNode
 	server := httptest.NewServer(http.StripPrefix(below, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

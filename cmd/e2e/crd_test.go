@@ -23,7 +23,7 @@ import (
 
 const policies = "ciliumegressgatewaypolicies.cilium.io"
 
-// TestAbsentCRD starts the agent where nobody has installed the CRD of egress
+// TestAbsentCRD starts the agent without the CRD of egress
 // policies: everything else works, and policies do once it is there.
 func TestAbsentCRD(t *testing.T) {
 	c := startCluster(t)

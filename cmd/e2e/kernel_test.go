@@ -101,7 +101,7 @@ func (k *kernel) open() (v *view, err error) {
 		*to, err = m, errors.Join(err, openErr)
 	}
 	for name, to := range v.inSlots() {
-		m, openErr := bpf.OpenInForce(k.a.pin("."), name)
+		m, openErr := bpf.OpenActive(k.a.pin("."), name)
 		open(to, m, openErr)
 	}
 	for name, to := range v.inNoSlot() {

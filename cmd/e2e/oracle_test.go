@@ -168,7 +168,7 @@ func (w *world) waysOut(p *policy) ways {
 		}
 	}
 	if len(out) == 0 {
-		out[bpf.GatewayValue{}] = true // nobody: dropped
+		out[bpf.GatewayValue{}] = true // no gateway: dropped
 	}
 	return out
 }

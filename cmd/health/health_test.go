@@ -222,7 +222,7 @@ func TestCommand(t *testing.T) {
 	_, err = run("health '('")
 	require.ErrorContains(t, err, "parse pattern")
 
-	time.AfterFunc(10*time.Millisecond, func() { f.Scope("b").OK("mended") })
+	time.AfterFunc(10*time.Millisecond, func() { f.Scope("b").OK("recovered") })
 	_, err = run("health 'b: level=OK'")
 	require.NoError(t, err, "it waits for the match")
 }

@@ -173,7 +173,7 @@ func TestAgents(t *testing.T) {
 
 	gateway.Kill()
 	require.False(t, gateway.Running())
-	sources, err := bpf.OpenInForce(bpf.MapsDir(gateway.BPFFS()), "sluice_pods")
+	sources, err := bpf.OpenActive(bpf.MapsDir(gateway.BPFFS()), "sluice_pods")
 	require.NoError(t, err, "it outlives the agent")
 	require.NoError(t, sources.Close())
 	require.ErrorContains(t, gateway.AwaitReady(ctx), "ended")

@@ -13,8 +13,8 @@ import (
 	"github.com/sluice-net/sluice/tables"
 )
 
-// Pods whose objects are deleted by force, while their containers and devices live on, stay
-// under their policies: by their last label set while the agent runs, isolated by one that has
+// Pods whose objects are deleted by force, while tsuccessor containers and devices live on, stay
+// under tsuccessor policies: by tsuccessor last label set while the agent runs, isolated by one that has
 // started since. So does the old container when another pod has got its address.
 func TestPolicyForgottenPod(t *testing.T) {
 	t.Parallel()
@@ -88,20 +88,20 @@ func testForgottenPod(t *testing.T, options Options, plugin bool) {
 	p.attachedTo(n1, pods...)
 
 	if !options.BridgeCNI { // where two would answer for the address
-		heir := p.addPods(PodSpec{
-			Node: n1, Namespace: "shop", Name: "heir", Labels: map[string]string{"app": "heir"},
+		successor := p.addPods(PodSpec{
+			Node: n1, Namespace: "shop", Name: "successor", Labels: map[string]string{"app": "successor"},
 			IPv4: closed.IPv4, IPv6: closed.IPv6,
 		})[0]
 		if plugin {
-			require.NoError(t, cni.call("ADD", heir, "30s"))
+			require.NoError(t, cni.call("ADD", successor, "30s"))
 		}
-		require.NoError(t, n1.Agent.AwaitAttached(p.ctx, heir))
-		p.eventually("the heir has the address", func() error {
-			return p.callOf("heir near tcp4/80").try(p.ctx)
+		require.NoError(t, n1.Agent.AwaitAttached(p.ctx, successor))
+		p.eventually("the successor has the address", func() error {
+			return p.callOf("successor near tcp4/80").try(p.ctx)
 		})
 		p.passed(forbidden, 400)
-		p.attachedTo(n1, closed, heir)
-		p.removePods(heir)
+		p.attachedTo(n1, closed, successor)
+		p.removePods(successor)
 	}
 	forbidden.end(p, noLoss)
 

@@ -131,7 +131,7 @@ spec: {podSelector: {matchLabels: {app: server}}, policyTypes: [Ingress], ingres
 		}
 		return nil
 	})
-	// And whom policies let send nothing, sends nothing to all either.
+	// A pod that policies let send nothing sends no broadcasts either.
 	p.enforce(`
 apiVersion: networking.k8s.io/v1
 kind: NetworkPolicy
@@ -212,7 +212,7 @@ func (p *policyTest) stolen() {
 		}
 		return errors.New("it is not")
 	})
-	everybody := packettest.MAC{255, 255, 255, 255, 255, 255}
+	broadcast := packettest.MAC{255, 255, 255, 255, 255, 255}
 	own, theirs := packettest.MAC(macOf(p.t, other.Namespace)), packettest.MAC(macOf(p.t, near.Namespace))
 	host4, host6 := hostForPods4, hostForPods6
 	if p.options.BridgeCNI {
@@ -220,15 +220,15 @@ func (p *policyTest) stolen() {
 		host4, host6 = hostOf(v4, routerHost), hostOf(v6, routerHost)
 	}
 	announce4 := func(a netip.Addr) []byte {
-		b := packettest.Build(packettest.Ethernet{Dst: everybody, Src: own, Type: packettest.EtherTypeARP})
+		b := packettest.Build(packettest.Ethernet{Dst: broadcast, Src: own, Type: packettest.EtherTypeARP})
 		b = append(b, 0, 1, 8, 0, 6, 4, 0, 2)
 		b = append(append(b, own[:]...), a.AsSlice()...)
-		return append(append(b, everybody[:]...), a.AsSlice()...)
+		return append(append(b, broadcast[:]...), a.AsSlice()...)
 	}
 	announce6 := func(a netip.Addr) []byte {
 		const override, targetMAC = 1 << 29, 2
 		body := append(packettest.Payload(a.AsSlice()), targetMAC, 1)
-		return packettest.Build(packettest.Ethernet{Dst: everybody, Src: own},
+		return packettest.Build(packettest.Ethernet{Dst: broadcast, Src: own},
 			packettest.TTL(other.ipv6, addrOf("ff02::1"), 255),
 			packettest.ICMP{Version: 6, Type: 136, Rest: override}, append(body, own[:]...))
 	}
@@ -243,7 +243,7 @@ func (p *policyTest) stolen() {
 		"an answer with that of the node":     announce6(host6),
 		"an answer with that of another one":  announce6(p.names["far"].ipv6),
 		"a frame that is not IP, not from there": append(packettest.Build(packettest.Ethernet{
-			Dst: everybody, Src: theirs, Type: packettest.EtherTypeLLDP}), packettest.Pattern(50)...),
+			Dst: broadcast, Src: theirs, Type: packettest.EtherTypeLLDP}), packettest.Pattern(50)...),
 	} {
 		before := p.count(n1, bpf.ReasonUnknownSource)
 		p.frames("other", count, frame)

@@ -51,13 +51,13 @@ func TestPolicyEnforcementAlways(t *testing.T) {
 	t.Parallel()
 	p := newPolicyTest(t, Options{AgentFlags: []string{"--enforcement=always"}})
 	const closed = `
-client   near     tcp/80   egress nobody
-client   far      icmp     egress nobody
-client   world    udp/8000 egress nobody
-client   node-1   tcp/80   egress nobody
-stranger near     udp/80   egress nobody
-node-2   near     tcp/80   ingress nobody
-node-1   stranger icmp     ingress nobody
+client   near     tcp/80   egress -
+client   far      icmp     egress -
+client   world    udp/8000 egress -
+client   node-1   tcp/80   egress -
+stranger near     udp/80   egress -
+node-2   near     tcp/80   ingress -
+node-1   stranger icmp     ingress -
 node-1   near     tcp/80   allowed
 node-2   far      udp/80   allowed
 `
@@ -66,9 +66,9 @@ node-2   far      udp/80   allowed
 		p := p.on(t)
 		p.enforce(ingressPolicy("web", 80))
 		p.check(`
-client near   tcp/80 egress nobody
+client near   tcp/80 egress -
 node-2 near   tcp/80 ingress NetworkPolicy/shop/web
-near   client tcp/80 egress nobody
+near   client tcp/80 egress -
 `)
 	})
 	t.Run("both sides", func(t *testing.T) {
@@ -80,9 +80,9 @@ client far   udp/80   allowed
 client near  tcp/81   egress NetworkPolicy/shop/calls
 client other tcp/80   egress NetworkPolicy/shop/calls
 client world tcp/8000 egress NetworkPolicy/shop/calls
-other  near  tcp/80   egress nobody
-near   far   tcp/80   egress nobody
-node-2 other tcp/80   ingress nobody
+other  near  tcp/80   egress -
+near   far   tcp/80   egress -
+node-2 other tcp/80   ingress -
 `)
 	})
 	p.check(closed)

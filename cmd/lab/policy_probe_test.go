@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// sinkPort is where the packets of probes go, that nobody answers.
+// sinkPort is where the packets of probes go, which has no server.
 const sinkPort = 9000
 
 // flowProbe sends datagrams, each of a flow of its own, from a pod to an address.

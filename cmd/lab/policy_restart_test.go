@@ -165,7 +165,7 @@ func (s *steady) moment(format string, args ...any) {
 	s.t.Logf("%s %s", time.Now().Format("05.000"), fmt.Sprintf(format, args...))
 }
 
-// Policies and labels change, and nobody notices.
+// Policies and labels change while no agent runs.
 func TestPolicyChurn(t *testing.T) {
 	s := beginSteady(t, Options{})
 	const changes = 200

@@ -46,7 +46,7 @@ near  other udp/80 ingress NetworkPolicy/shop/closed
 		p.check(denied)
 	}
 
-	// In the slot in force: all is allowed, some pod is not known, a policy is there of nobody.
+	// In the slot in force: all is allowed, some pod is not known, there is a policy of no object.
 	maps := bpf.MapsDir(n.Agent.BPFFS())
 	p.noticed(n, "sluice_verdicts", tables.TamperedChanged, func() {
 		tamper(t, maps, "sluice_verdicts", func(m *ebpf.Map, e bpf.Entry[bpf.VerdictKey, bpf.VerdictValue]) {
@@ -91,7 +91,7 @@ func tamper[K, V comparable](
 	t *testing.T, maps, name string, do func(*ebpf.Map, bpf.Entry[K, V]),
 ) {
 	t.Helper()
-	m, err := bpf.OpenInForce(maps, name)
+	m, err := bpf.OpenActive(maps, name)
 	require.NoError(t, err)
 	defer m.Close()
 	entries, err := bpf.DumpKernel[K, V](m)

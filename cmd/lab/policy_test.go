@@ -241,7 +241,7 @@ func (c call) judge(want verdict) place {
 }
 
 // verdictOf parses "allowed", or "egress" or "ingress" with "-rule" if a rule
-// denies, and the policy that does, or "nobody".
+// denies, and the policy that does, or "-".
 func verdictOf(words []string) (v verdict, err error) {
 	if words[0] == "allowed" {
 		return verdict{allowed: true}, nil
@@ -263,14 +263,14 @@ func verdictOf(words []string) (v verdict, err error) {
 	if len(words) > 1 {
 		v.policy = words[1]
 	}
-	if v.policy == nobody {
+	if v.policy == noPolicy {
 		v.policy, v.unnamed = "", true
 	}
 	return v, nil
 }
 
-// nobody is in place of a policy where there is none to name.
-const nobody = "nobody"
+// noPolicy is in place of a policy where there is none to name.
+const noPolicy = "-"
 
 // check asserts what becomes of calls, one a line, such as
 //

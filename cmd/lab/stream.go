@@ -120,7 +120,7 @@ func (s *server) startStream(from *Namespace, to netip.AddrPort, rate int) (*Str
 // that is too busy to read them.
 const streamWindow = 500
 
-// send sends until stopped. What is late because nobody scheduled it is made up for.
+// send sends until stopped. What is late because it was not scheduled is made up for.
 func (s *Stream) send(rate int) {
 	defer close(s.sent)
 	const tick = time.Millisecond

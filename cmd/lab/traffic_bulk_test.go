@@ -29,7 +29,7 @@ func bulkBytes(t *testing.T) int64 {
 }
 
 // Bulk transfers by a gateway on another node arrive as they were sent, with the
-// offloads of a virtual machine and without; nobody fragments what carries them.
+// offloads of a virtual machine and without; what carries them is not fragmented.
 func TestTrafficBulk(t *testing.T) {
 	t.Parallel()
 	tr := newTraffic(t, Options{NoCapture: true})

@@ -219,7 +219,7 @@ func TestTrafficGatewayNotReady(t *testing.T) {
 }
 
 // Who began under a policy whose gateway cannot serve has nothing to keep: as soon as
-// the policy is mended, the same sockets are served.
+// the policy is corrected, the same sockets are served.
 func TestTrafficPolicyMended(t *testing.T) {
 	t.Parallel()
 	tr := newTraffic(t, Options{})

@@ -121,7 +121,7 @@ func intrude(tr *traffic, pod *Pod) {
 	})
 }
 
-// sendRaw sends a packet of a protocol with nothing in it that anybody knows.
+// sendRaw sends a packet of a protocol with arbitrary bytes in it.
 func sendRaw(n *Namespace, to netip.Addr, protocol int) error {
 	return n.Run(func() error {
 		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, protocol)

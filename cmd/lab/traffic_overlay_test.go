@@ -32,7 +32,7 @@ var (
 // towards other nodes.
 //
 //	node-1  attacker, victim (leaves by node-2)
-//	node-2  guarded (nobody may reach it)
+//	node-2  guarded (accepts nothing)
 type overlayTest struct {
 	*traffic
 	attacker, victim, guarded *Pod
@@ -153,7 +153,7 @@ func TestOverlayForgedByPod(t *testing.T) {
 		})
 	}
 
-	// A reply to a pod that nobody may reach.
+	// A reply to a pod that accepts nothing.
 	listener := o.listen(o.guarded)
 	reply := o.toGuarded(nil)
 	o.isDropped(n1, bpf.ReasonOverlayPort, netip.Addr{}, "a reply", func() {

@@ -174,7 +174,7 @@ func (farWorld) networks() (v4, v6 netip.Prefix) {
 	return netip.MustParsePrefix("192.0.2.0/24"), netip.MustParsePrefix("2001:db8:52::/64")
 }
 
-// fresh returns addresses to which nobody knows the path MTU yet.
+// fresh returns addresses to which the path MTU is not known yet.
 func (f *farWorld) fresh() (v4, v6 netip.Addr) {
 	if f.given == farHosts {
 		panic("far world: all addresses are used")

@@ -98,7 +98,7 @@ func (l *load) end(sources ...netip.Addr) {
 	require.LessOrEqual(l.tr.t, lost, machineDrops(l.tr.t)-l.dropped, "lost, though the machine could take it")
 }
 
-// machineDrops is how many packets the machine has dropped before anybody saw them,
+// machineDrops is how many packets the machine has dropped before they were seen,
 // as a CPU had too many waiting: the limit is of the machine and not of a namespace.
 func machineDrops(t *testing.T) (total uint64) {
 	t.Helper()

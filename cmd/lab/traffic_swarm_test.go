@@ -45,7 +45,7 @@ type swarmPod struct {
 // swarmHosts is above the numbers of the lab's own pods.
 const swarmHosts = 1000
 
-// newSwarm connects pods to a node, and tells nobody of them.
+// newSwarm connects pods to a node, without objects.
 func newSwarm(tr *traffic, node *Node, first, count int, app func(int) string) *swarm {
 	tr.t.Helper()
 	s := &swarm{node: node, first: first, packets: -1, sent: map[netip.Addr]uint64{}}

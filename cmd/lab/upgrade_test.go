@@ -187,7 +187,7 @@ func (u *upgrade) uses(n *Node, former bool) {
 
 // pinnedIn returns no error if a map of a version is pinned and has entries.
 func pinnedIn(dir, name string, former bool) error {
-	open := func() (*ebpf.Map, error) { return bpf.OpenInForce(dir, name) }
+	open := func() (*ebpf.Map, error) { return bpf.OpenActive(dir, name) }
 	if former {
 		open = func() (*ebpf.Map, error) { return ebpf.LoadPinnedMap(filepath.Join(dir, name), nil) }
 	}

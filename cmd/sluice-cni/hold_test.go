@@ -53,7 +53,7 @@ func (n *node) pin() *ebpf.Map {
 	}))
 	require.NoError(n.t, h.Start(log, n.t.Context()))
 	require.NoError(n.t, h.Stop(log, n.t.Context()))
-	pods, err := bpf.OpenInForce(bpf.MapsDir(n.bpfs), "sluice_pods")
+	pods, err := bpf.OpenActive(bpf.MapsDir(n.bpfs), "sluice_pods")
 	require.NoError(n.t, err)
 	n.t.Cleanup(func() { pods.Close() })
 	return pods
@@ -121,7 +121,7 @@ func TestForgetsConnections(t *testing.T) {
 			n := newNode(t)
 			n.pin()
 			if agent {
-				n.agent(inForce)
+				n.agent(applied)
 			}
 			log := slog.New(slog.DiscardHandler)
 			ct, err := ctmap.OpenOrCreate(bpf.MapsDir(n.bpfs), ctmap.CT4Any, 16, log)

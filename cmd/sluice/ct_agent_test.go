@@ -89,8 +89,8 @@ func TestCTOfAgent(t *testing.T) {
 	require.Zero(t, connections+translations)
 }
 
-// ownInForce matches the table slots when what the agent has written is in force.
-var ownInForce = regexp.MustCompile(`(?m)^\d +in force +true `)
+// ownActive matches the table slots when what the agent has written is in force.
+var ownActive = regexp.MustCompile(`(?m)^\d +in force +true `)
 
 // A pod that went while no agent ran leaves no connections to who gets its address.
 func TestCTOfFormerPod(t *testing.T) {
@@ -104,7 +104,7 @@ func TestCTOfFormerPod(t *testing.T) {
 	p := startAgent(t, flags...)
 	await.True(t, func() bool {
 		return strings.Contains(sluice(t, "get", "map-pods").stdout, "10.1.1.11") &&
-			ownInForce.MatchString(sluice(t, "get", "slots").stdout)
+			ownActive.MatchString(sluice(t, "get", "slots").stdout)
 	}, "the pod is in the map in force")
 	p.stop(t, syscall.SIGKILL)
 	n.track(unix.IPPROTO_TCP, "10.1.1.10:40000", "198.51.100.10:443", ctmap.SeenNonSYN, 9000, "")

@@ -128,7 +128,7 @@ func (s mapSet) collect(ctx context.Context, request *api.GCRequest) ([]gc.Pass,
 	return passes, err
 }
 
-// alone is an [api.Collector] that nobody watches.
+// alone is an [api.Collector] without an agent.
 type alone struct{ *gc.Collector }
 
 func (a alone) Run(ctx context.Context, f gc.Filter, _ string) ([]gc.Pass, error) {

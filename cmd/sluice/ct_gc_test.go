@@ -128,7 +128,7 @@ func TestCTGCWhileLocked(t *testing.T) {
 	require.Equal(t, exitOK, n.run("ct", "gc").code)
 }
 
-// The agent is told which maps are meant if somebody says which, and only then.
+// The agent is told which maps are meant if the command line says which, and only then.
 func TestCTGCOfWhichMaps(t *testing.T) {
 	n := newTracked(t)
 	requests := fakeAgent(n)

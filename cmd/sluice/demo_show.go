@@ -66,7 +66,7 @@ func (d *demo) owner(addr netip.Addr) string {
 			return "egress IP of " + n.Name
 		}
 	}
-	return "nobody's"
+	return "of no node"
 }
 
 // showTables shows tables as sluice get does.

@@ -114,7 +114,7 @@ func TestWaitWithoutAnAnswer(t *testing.T) {
 			json.NewEncoder(w).Encode(version.Get())
 			return
 		}
-		io.Copy(io.Discard, r.Body) // else nobody notices that the client has gone
+		io.Copy(io.Discard, r.Body) // else it is not noticed that the client has gone
 		<-r.Context().Done()
 	}))
 	defer agent.Close()

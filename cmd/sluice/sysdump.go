@@ -43,7 +43,7 @@ and the time; with - it goes to standard output.
 
 No Secret, kubeconfig or token is read, and what looks like one elsewhere, as in a
 label or a flag, is replaced. Names and addresses of the cluster are in the
-archive: look into it before it goes to somebody else.
+archive: look into it before you send it.
 
 What cannot be had is named in errors.txt, and is no error: it works as well when
 the agent is dead, and best as root on the agent's node.`,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package suggest finds the names that somebody may have meant.
+// Package suggest finds the names that may be meant.
 package suggest
 
 import (

@@ -72,15 +72,10 @@ type present struct {
 
 // run announces what there is until the context ends.
 func (a *announcer) run(ctx context.Context, health cell.Health) error {
-	for _, table := range []statedb.TableMeta{
-		a.Endpoints, a.Attachments, a.Backends, a.Nodes, a.Addresses,
-	} {
-		_, initialized := table.Initialized(a.DB.ReadTxn())
-		select {
-		case <-initialized:
-		case <-ctx.Done():
-			return nil
-		}
+	if !tables.AwaitInitialized(
+		ctx, a.DB, a.Endpoints, a.Attachments, a.Backends, a.Nodes, a.Addresses,
+	) {
+		return nil
 	}
 	if err := a.adopt(); err != nil {
 		return err

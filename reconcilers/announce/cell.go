@@ -73,10 +73,8 @@ func register(p params) error {
 		Name: "sluice_pod_announcements_total",
 		Help: "Writes of EndpointSlices that tell other nodes of new pods and this node's addresses.",
 	}, []string{"outcome"})
-	if p.Registerer != nil {
-		if err := p.Registerer.Register(writes); err != nil {
-			return err
-		}
+	if err := tables.RegisterMetrics(p.Registerer, writes); err != nil {
+		return err
 	}
 	if p.Client != nil {
 		p.Jobs.Add(job.OneShot("announce", newAnnouncer(p, writes).run))

@@ -31,8 +31,8 @@ const (
 )
 
 // connection is an entry of the kernel's conntrack table. Both tuples are of the
-// direction in which the connection began: as who began it sees it, and as the
-// one to whom it was begun does, who differ where addresses were translated.
+// direction in which the connection began: as its source sees it, and as its destination
+// does. They differ where addresses were translated.
 type connection struct {
 	near, far ctmap.Tuple
 	tcpState  uint8

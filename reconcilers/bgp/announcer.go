@@ -27,7 +27,7 @@ type announcer struct {
 // that a former agent has left are there: routers delete what a speaker that has restarted does
 // not announce again.
 func (a *announcer) run(ctx context.Context, health cell.Health) error {
-	if !a.awaitInitialized(ctx) {
+	if !tables.AwaitInitialized(ctx, a.DB, a.Leases) {
 		return nil
 	}
 	id, found := a.routerID(ctx)
@@ -54,16 +54,6 @@ func (a *announcer) run(ctx context.Context, health cell.Health) error {
 		}
 	}
 	return nil
-}
-
-func (a *announcer) awaitInitialized(ctx context.Context) bool {
-	_, leases := a.Leases.Initialized(a.DB.ReadTxn())
-	select {
-	case <-leases:
-		return true
-	case <-ctx.Done():
-		return false
-	}
 }
 
 // routerID waits for the Node of this node. Its first IPv4 address is the identifier, and without

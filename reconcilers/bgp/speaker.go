@@ -240,7 +240,6 @@ func (s *speaker) send(
 	}
 }
 
-// sessionState is the state of a session.
 type sessionState struct {
 	addr      netip.Addr
 	state     string

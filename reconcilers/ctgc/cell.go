@@ -42,7 +42,6 @@ var Cell = cell.Module(
 type Config struct {
 	CTGCInterval    time.Duration `mapstructure:"ct-gc-interval"`
 	CTGCMaxInterval time.Duration `mapstructure:"ct-gc-max-interval"`
-	CTGCMethod      string        `mapstructure:"ct-gc-method"` // ignored
 }
 
 // DefaultConfig has the interval follow what passes find.
@@ -55,8 +54,6 @@ func (c Config) Flags(flags *pflag.FlagSet) {
 		"ct-gc-max-interval", c.CTGCMaxInterval,
 		"Most time between these passes, while any may have expired",
 	)
-	flags.String("ct-gc-method", c.CTGCMethod,
-		"Ignored, and removed with the next release: the agent chooses how it removes expired connections")
 }
 
 func (c Config) validate() error {
@@ -73,14 +70,6 @@ func (c Config) validate() error {
 		)
 	}
 	return nil
-}
-
-// warn names the flag of a former version that has no effect any more.
-func (c Config) warn(log *slog.Logger) {
-	if c.CTGCMethod != "" {
-		log.Warn("The agent ignores --ct-gc-method: it chooses how it removes expired connections",
-			"value", c.CTGCMethod)
-	}
 }
 
 // Exhausted tells when packets were dropped for want of what garbage may take.
@@ -107,12 +96,9 @@ func provide(p params) (*Runner, error) {
 	if err := p.Config.validate(); err != nil {
 		return nil, err
 	}
-	p.Config.warn(p.Log)
 	m := newMetrics()
-	if p.Registerer != nil {
-		if err := m.register(p.Registerer); err != nil {
-			return nil, fmt.Errorf("register metrics of the garbage collection: %w", err)
-		}
+	if err := tables.RegisterMetrics(p.Registerer, m.all()...); err != nil {
+		return nil, err
 	}
 	r := newRunner()
 	if p.Timing != nil {

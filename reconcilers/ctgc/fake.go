@@ -23,7 +23,7 @@ type Fake struct {
 	err     error
 }
 
-// FakeRun is a pass that somebody has asked a [Fake] for.
+// FakeRun is a pass that was requested of a [Fake].
 type FakeRun struct {
 	Filter gc.Filter           // of Run
 	Chosen func(gc.Entry) bool // of Flush

@@ -170,7 +170,7 @@ type world struct {
 }
 
 // inBubble runs a test with a runner whose endpoints are known, unless it says
-// otherwise. No time passes but that which somebody waits for.
+// otherwise. No time passes but that which something waits for.
 func inBubble(t *testing.T, cfg Config, test func(*world)) { inBubbleWith(t, cfg, nil, test) }
 
 // inBubbleWith is inBubble where the maps cannot be opened at first.
@@ -309,7 +309,7 @@ func (w *world) pod(n int, addrs ...string) {
 // metric returns the sum of a counter or gauge whose labels have some values.
 func (w *world) metric(name string, labels ...string) (sum float64) {
 	r := prometheus.NewPedanticRegistry()
-	require.NoError(w.t, w.runner.reporter.metrics.register(r))
+	require.NoError(w.t, tables.RegisterMetrics(r, w.runner.reporter.metrics.all()...))
 	families, err := r.Gather()
 	require.NoError(w.t, err)
 	for _, family := range families {

@@ -197,7 +197,7 @@ func TestKernel(t *testing.T) {
 	a.eventually(func() bool { return a.entries(ctmap.CT4TCP) == 1 }, "bpf-maps")
 	require.Equal(t, revision+1, a.shown.Revision(a.db.ReadTxn()), "rows are written when numbers change")
 
-	// Somebody asks.
+	// A pass is requested.
 	_, err = a.runner.Flush(t.Context(), func(e gc.Entry) bool { return e.Tuple.Source.Port() == 1 }, "test")
 	require.NoError(t, err)
 	want["sluice_ct4_tcp 10.0.0.1:1"] = gc.Flushed

@@ -187,7 +187,7 @@ func (l *loop) poll(ctx context.Context) {
 	l.reporter.reportHealth(l.sets, l.unasked, l.unseen)
 }
 
-// usual returns the filter of passes that nobody asks for.
+// usual returns the filter of passes that are not requested.
 func usual(o *observation) gc.Filter {
 	return gc.Filter{Expired: true, Orphans: true, ReplyGrace: o.grace()}
 }
@@ -272,7 +272,7 @@ func (l *loop) removeReleased(ctx context.Context) {
 	}
 }
 
-// serve does what somebody waits for.
+// serve makes the passes that are requested.
 func (l *loop) serve(ctx context.Context, q *request) (answer reply) {
 	own, cancel := context.WithCancel(q.ctx)
 	defer cancel()
@@ -282,7 +282,7 @@ func (l *loop) serve(ctx context.Context, q *request) (answer reply) {
 		return reply{err: errors.New("the maps of connections cannot be gone through: see the health of ctgc")}
 	}
 	for _, s := range l.sets {
-		if err := own.Err(); err != nil { // nobody waits any more
+		if err := own.Err(); err != nil { // its caller has left
 			if answer.err == nil {
 				answer.err = err
 			}

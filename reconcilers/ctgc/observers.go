@@ -25,7 +25,6 @@ type observers struct {
 	lost atomic.Uint64               // not passed on to an observer that was too slow, counted for each
 }
 
-// observer is one of them.
 type observer struct {
 	ipv6  bool
 	queue chan gc.Entry
@@ -62,7 +61,7 @@ func (o *observers) all() []*observer {
 }
 
 // removed returns what a pass is to call for each removal: also may be nil.
-// It is nil if nobody wants to know, as to tell takes time.
+// It is nil without observers, as to tell takes time.
 func (o *observers) removed(also func(gc.Entry)) func(gc.Entry) {
 	if len(o.all()) == 0 {
 		return also

@@ -30,7 +30,7 @@ func TestObservers(t *testing.T) {
 			return w.pass(2, 0)
 		})
 		w.know()
-		require.Zero(t, asked, "to tell takes time: nobody wants to know")
+		require.Zero(t, asked, "to tell takes time: there are no observers")
 
 		ctx, leave := context.WithCancel(w.t.Context())
 		var got4, got6, other4, own []gc.Entry

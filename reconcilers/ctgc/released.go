@@ -91,11 +91,8 @@ func (w *watcher) owned(addr netip.Addr) bool {
 
 func (w *watcher) run(ctx context.Context, health cell.Health) error {
 	for _, table := range []statedb.TableMeta{w.endpoints, w.nodes} {
-		_, initialized := table.Initialized(w.db.ReadTxn())
 		health.OK("Waiting for table " + table.Name())
-		select {
-		case <-initialized:
-		case <-ctx.Done():
+		if !tables.AwaitInitialized(ctx, w.db, table) {
 			return nil
 		}
 	}

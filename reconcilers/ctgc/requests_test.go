@@ -14,7 +14,7 @@ import (
 	"github.com/sluice-net/sluice/bpf/gc"
 )
 
-// A pass that nobody waits for any more leaves a row, and touches no other maps.
+// A pass whose caller has left leaves a row, and touches no other maps.
 func TestGivenUp(t *testing.T) {
 	inBubble(t, DefaultConfig, func(w *world) {
 		others := &fakeCollector{counts: map[string]int{ctmap.CT4TCP: 10}}
@@ -51,8 +51,8 @@ func TestGivenUp(t *testing.T) {
 func TestReasons(t *testing.T) {
 	inBubble(t, DefaultConfig, func(w *world) {
 		for reason, message := range map[string]string{
-			ReasonInterval:            `reason: "interval" is for passes that nobody asks for`,
-			ReasonEndpointsGone:       "nobody asks for",
+			ReasonInterval:            `reason: "interval" is for passes that are not requested`,
+			ReasonEndpointsGone:       "are not requested",
 			strings.Repeat("ü", 65):   "reason: longer than 64 characters",
 			"a\nb":                    `reason: "a\nb" has characters that cannot be printed`,
 			"\x1b[31m":                "cannot be printed",

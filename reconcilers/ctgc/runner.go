@@ -29,7 +29,7 @@ var (
 
 // GC is what a [*Runner] and a [*Fake] offer.
 type GC interface {
-	// Enable begins the passes that nobody asks for. It may be called again.
+	// Enable begins the passes that are not requested. It may be called again.
 	Enable()
 
 	// Run makes one pass now, or as soon as the one that runs has ended, also
@@ -157,7 +157,7 @@ func collect(f gc.Filter) func(context.Context, Collector, *observers) (work, er
 	}
 }
 
-// request is an order of somebody who waits.
+// request is a requested pass, whose caller waits.
 type request struct {
 	ctx   context.Context
 	order order

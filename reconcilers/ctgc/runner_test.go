@@ -6,10 +6,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"net/netip"
 	"slices"
-	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -169,12 +167,12 @@ func TestReleased(t *testing.T) {
 		for n := range 500 {
 			w.pod(n)
 		}
-		w.pod(7777, "10.0.0.7") // somebody has the address of one of them
+		w.pod(7777, "10.0.0.7") // a pod has the address of one of them
 		w.pod(1000, "10.1.0.2") // one has lost one
 		w.wait(time.Second)     // the pass has begun
 		w.pod(1001, "10.1.0.9")
 		w.pod(1001)
-		require.Equal(t, time.Second, time.Since(began), "nobody waits for a pass")
+		require.Equal(t, time.Second, time.Since(began), "nothing waits for a pass")
 		w.wait(time.Minute)
 
 		runs := w.takeRuns()
@@ -347,16 +345,5 @@ func TestConfig(t *testing.T) {
 		c := DefaultConfig
 		edit(&c)
 		require.EqualError(t, c.validate(), want)
-	}
-}
-
-// The values of --ct-gc-method that a former version knew are accepted, with a warning.
-func TestFormerMethod(t *testing.T) {
-	for value, warns := range map[string]bool{"": false, "auto": true, "user-space": true} {
-		c, out := DefaultConfig, &strings.Builder{}
-		c.CTGCMethod = value
-		require.NoError(t, c.validate())
-		c.warn(slog.New(slog.NewTextHandler(out, nil)))
-		require.Equal(t, warns, strings.Contains(out.String(), "--ct-gc-method"), value)
 	}
 }

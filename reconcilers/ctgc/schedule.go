@@ -22,8 +22,8 @@ const (
 	ReasonFilling        = "filling"         // a map is getting full
 	ReasonPortsExhausted = "ports-exhausted" // a port to translate to was not to be had
 	ReasonSharesUsedUp   = "shares-used-up"  // a pod had its share of connections or ports
-	ReasonEndpointsGone  = "endpoints-gone"  // addresses are nobody's any more
-	ReasonRequest        = "request"         // somebody asked for it
+	ReasonEndpointsGone  = "endpoints-gone"  // pods have released addresses
+	ReasonRequest        = "request"         // by a request
 )
 
 var ownReasons = []string{
@@ -38,7 +38,7 @@ const maxReason = 64
 func CheckReason(reason string) error {
 	switch {
 	case slices.Contains(ownReasons, reason):
-		return fmt.Errorf("%q is for passes that nobody asks for", reason)
+		return fmt.Errorf("%q is for passes that are not requested", reason)
 	case utf8.RuneCountInString(reason) > maxReason:
 		return fmt.Errorf("longer than %d characters", maxReason)
 	case !utf8.ValidString(reason) || strings.ContainsFunc(reason, func(r rune) bool { return !unicode.IsPrint(r) }):
@@ -172,7 +172,7 @@ func (s *schedule) grown(o *observation) (grown bool) {
 		if before := s.counts[name]; count > before {
 			grown = true
 		} else if count < before {
-			s.counts[name] = count // somebody else has removed some
+			s.counts[name] = count // another process has removed some
 		}
 	}
 	return grown

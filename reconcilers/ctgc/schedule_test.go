@@ -93,9 +93,9 @@ func TestLeftovers(t *testing.T) {
 		left gc.Pass
 		want time.Duration
 	}{
-		"removals that nobody would learn of": {gc.Pass{Deferred: 1, NextExpiry: 1e6}, 10 * time.Second},
-		"translations just used":              {gc.Pass{Kept: 1}, 10 * time.Second},
-		"failed":                              {gc.Pass{Failed: 1}, 450*time.Second + 5*time.Second}, // rounded up to a poll
+		"removals that could not be told": {gc.Pass{Deferred: 1, NextExpiry: 1e6}, 10 * time.Second},
+		"translations just used":          {gc.Pass{Kept: 1}, 10 * time.Second},
+		"failed":                          {gc.Pass{Failed: 1}, 450*time.Second + 5*time.Second}, // rounded up to a poll
 	} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, DefaultConfig, func(w *world) {
@@ -237,7 +237,7 @@ func TestCountFails(t *testing.T) {
 	})
 }
 
-// That nobody can be shown how full the maps are is only that.
+// That it is not known how full the maps are is only that.
 func TestShowFails(t *testing.T) {
 	inBubble(t, DefaultConfig, func(w *world) {
 		w.mu.Lock()

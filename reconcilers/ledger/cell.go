@@ -128,10 +128,8 @@ func register(p params) error {
 		return err
 	}
 	m := newMetrics(p.Maps)
-	if p.Registerer != nil {
-		if err := m.register(p.Registerer); err != nil {
-			return fmt.Errorf("register metrics of the ledger: %w", err)
-		}
+	if err := tables.RegisterMetrics(p.Registerer, m.all()...); err != nil {
+		return err
 	}
 	if !p.Config.enabled() {
 		return nil

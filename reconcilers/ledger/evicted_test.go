@@ -43,7 +43,7 @@ func runReader(t *testing.T, l *bpf.Ledger, path string, dir StateDir) *ledgerAg
 	maps := func() *bpf.Ledger { return l }
 	a := &ledgerAgent{registry: prometheus.NewRegistry()}
 	m := newMetrics(maps)
-	require.NoError(t, m.register(a.registry))
+	require.NoError(t, tables.RegisterMetrics(a.registry, m.all()...))
 	a.reader = &reader{
 		maps: maps, metrics: m, stateDir: dir, compareEvery: time.Millisecond,
 		names:  names{db: db, endpoints: endpoints, nodes: nodes},

@@ -52,11 +52,6 @@ func newMetrics(maps func() *bpf.Ledger) *metrics {
 	}
 }
 
-func (m *metrics) register(r prometheus.Registerer) error {
-	for _, c := range []prometheus.Collector{m.records, m.used, m.open, m.found, m.missed} {
-		if err := r.Register(c); err != nil {
-			return err
-		}
-	}
-	return nil
+func (m *metrics) all() []prometheus.Collector {
+	return []prometheus.Collector{m.records, m.used, m.open, m.found, m.missed}
 }

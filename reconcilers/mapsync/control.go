@@ -134,10 +134,8 @@ func newControl(p controlParams) (*Control, error) {
 	if p.Timing != nil {
 		c.grace = p.Timing.Grace
 	}
-	if p.Registerer != nil {
-		if err := c.metrics.register(p.Registerer); err != nil {
-			return nil, fmt.Errorf("register metrics of maps: %w", err)
-		}
+	if err := tables.RegisterMetrics(p.Registerer, c.metrics.all()...); err != nil {
+		return nil, err
 	}
 	return c, nil
 }

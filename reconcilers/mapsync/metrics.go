@@ -49,19 +49,13 @@ func newMetrics() *metrics {
 	}
 }
 
-func (m *metrics) register(registerer prometheus.Registerer) error {
-	for _, c := range []prometheus.Collector{
+func (m *metrics) all() []prometheus.Collector {
+	return []prometheus.Collector{
 		m.entries, m.maxEntries, m.pressure, m.pending, m.waiting, m.failed, m.operations, m.repairs,
 		m.latency,
-	} {
-		if err := registerer.Register(c); err != nil {
-			return err
-		}
 	}
-	return nil
 }
 
-// mapMetrics are those of one map.
 type mapMetrics struct {
 	entries, maxEntries, pressure prometheus.Gauge
 	pending, waiting, failed      prometheus.Gauge
@@ -96,7 +90,6 @@ func (m *metrics) of(name string) *mapMetrics {
 	}
 }
 
-// set sets the metrics to what the row of bpf-maps says.
 func (m *mapMetrics) set(row *tables.BPFMap) {
 	m.entries.Set(float64(row.Entries))
 	m.maxEntries.Set(float64(row.MaxEntries))

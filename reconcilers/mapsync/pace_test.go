@@ -40,7 +40,7 @@ func (s *slowMap) Walk() iter.Seq2[[]bpf.Entry[prefixKey, number], error] {
 	}
 }
 
-// An audit that is due pauses after each piece, and one that somebody waits for does not.
+// An audit that is due pauses after each piece, and one that is waited for does not.
 func TestAuditPauses(t *testing.T) {
 	l := newTestLoop(t, bpf.Spec{}, func(l *testLoop, cfg *testConfig) {
 		cfg.Map = &slowMap{pieces{Map: cfg.Map, memory: l.memory}, l}

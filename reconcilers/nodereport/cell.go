@@ -79,10 +79,8 @@ func register(p params) error {
 	written := prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "sluice_node_reports_total", Help: "Writes of this node's NodeReport.",
 	}, []string{"outcome"})
-	if p.Registerer != nil {
-		if err := p.Registerer.Register(written); err != nil {
-			return err
-		}
+	if err := tables.RegisterMetrics(p.Registerer, written); err != nil {
+		return err
 	}
 	if !p.Reporting.Enabled && !p.EgressIPs.Enabled {
 		return nil

@@ -34,7 +34,7 @@ func compose(
 ) *tables.ReportContents {
 	c := &tables.ReportContents{AgentVersion: version}
 	var egress, network []*tables.ReportedPolicy
-	inForce := 0
+	applied := 0
 	for row := range rows {
 		p := &row.ReportedPolicy
 		if p.Failed > 0 {
@@ -46,10 +46,10 @@ func compose(
 		}
 		egress = append(egress, p)
 		if p.Applied() {
-			inForce++
+			applied++
 		}
 	}
-	c.Summary.Egress = fmt.Sprintf("%d/%d", inForce, len(egress))
+	c.Summary.Egress = fmt.Sprintf("%d/%d", applied, len(egress))
 	for _, part := range []struct {
 		policies []*tables.ReportedPolicy
 		most     int

@@ -59,10 +59,7 @@ type reporter struct {
 // run writes reports until the context ends.
 func (r *reporter) run(ctx context.Context, health cell.Health) error {
 	defer r.changes.Close()
-	_, initialized := r.Reports.Initialized(r.DB.ReadTxn())
-	select {
-	case <-initialized:
-	case <-ctx.Done():
+	if !tables.AwaitInitialized(ctx, r.DB, r.Reports) {
 		return nil
 	}
 	retry := pause.NewBackoff(retryMin, retryMax)

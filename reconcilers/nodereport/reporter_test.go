@@ -212,7 +212,7 @@ func TestPortsAreReported(t *testing.T) {
 	})
 }
 
-// A report that somebody has deleted is there again within an hour or so.
+// A report that was deleted is there again within an hour or so.
 func TestReportsAreRepeated(t *testing.T) {
 	in(t, func(w *world) {
 		time.Sleep(24 * time.Hour)

@@ -79,10 +79,8 @@ func register(p params) error {
 		Name: "sluice_object_status_writes_total",
 		Help: "Looks at the status of objects, by what came of them.",
 	}, []string{"outcome"})
-	if p.Registerer != nil {
-		if err := p.Registerer.Register(writes); err != nil {
-			return err
-		}
+	if err := tables.RegisterMetrics(p.Registerer, writes); err != nil {
+		return err
 	}
 	if !p.Reporting.Enabled {
 		return nil

@@ -234,7 +234,7 @@ func TestNextLeader(t *testing.T) {
 		next.want(rows()...)
 		time.Sleep(time.Minute)
 		require.Equal(t, [2]int{200, 100}, w.server.counts())
-		require.Len(t, w.server.told(), 102, "of the NetworkPolicy nobody knows")
+		require.Len(t, w.server.told(), 102, "the NetworkPolicy is unknown")
 	})
 }
 

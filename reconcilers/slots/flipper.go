@@ -173,7 +173,7 @@ func (f *flipper) show(waitsFor string, also func(statedb.WriteTxn)) error {
 		return nil
 	}
 	f.shown = waitsFor
-	inForce, own, err := f.Maps.Slot()
+	active, own, err := f.Maps.Slot()
 	if err != nil {
 		return err
 	}
@@ -182,7 +182,7 @@ func (f *flipper) show(waitsFor string, also func(statedb.WriteTxn)) error {
 	for number := range uint32(bpf.Slots) {
 		row := &tables.Slot{Number: number, Own: number == own, Use: tables.SlotSpare}
 		switch {
-		case number == inForce:
+		case number == active:
 			row.Use = tables.SlotInForce
 		case row.Own:
 			row.Use, row.WaitsFor = tables.SlotFilled, waitsFor

@@ -23,10 +23,7 @@ const guardEvery = time.Second
 type guard struct{ params }
 
 func (g *guard) run(ctx context.Context, health cell.Health) error {
-	_, flipped := g.Slots.Initialized(g.DB.ReadTxn())
-	select {
-	case <-flipped:
-	case <-ctx.Done():
+	if !tables.AwaitInitialized(ctx, g.DB, g.Slots) {
 		return nil
 	}
 	for wait(ctx, guardEvery) {

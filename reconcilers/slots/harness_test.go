@@ -170,20 +170,20 @@ func (a *agent) requireFlipped() {
 // it waits for.
 func (a *agent) requireWaits(what string) {
 	a.t.Helper()
-	own, inForce := a.requireOwnSlot(false)
+	own, active := a.requireOwnSlot(false)
 	a.requireRow(&tables.Slot{Number: own, Use: tables.SlotFilled, Own: true, WaitsFor: what})
-	a.requireRow(&tables.Slot{Number: inForce, Use: tables.SlotInForce})
+	a.requireRow(&tables.Slot{Number: active, Use: tables.SlotInForce})
 }
 
 // requireOwnSlot asserts whether the agent's slot is in force; the table is initialized if so.
-func (a *agent) requireOwnSlot(isInForce bool) (own, inForce uint32) {
+func (a *agent) requireOwnSlot(isActive bool) (own, active uint32) {
 	a.t.Helper()
-	inForce, own, err := a.Maps.Slot()
+	active, own, err := a.Maps.Slot()
 	require.NoError(a.t, err)
-	require.Equal(a.t, isInForce, own == inForce)
+	require.Equal(a.t, isActive, own == active)
 	initialized, _ := a.slots.Initialized(a.DB.ReadTxn())
-	require.Equal(a.t, isInForce, initialized)
-	return own, inForce
+	require.Equal(a.t, isActive, initialized)
+	return own, active
 }
 
 func (a *agent) requireRow(want *tables.Slot) {

@@ -7,7 +7,6 @@
 package tampering
 
 import (
-	"fmt"
 	"log/slog"
 	"time"
 
@@ -35,7 +34,6 @@ var Cell = cell.Module(
 	),
 )
 
-// eventReason is the reason of Events.
 const eventReason = "Tampered"
 
 // Recorder takes what was found. It is safe for concurrent use.
@@ -67,12 +65,7 @@ func newRecorder(p params) (*Recorder, error) {
 			Help: "What something else has changed in the kernel, by map or program, and kind.",
 		}, []string{"object", "kind"}),
 	}
-	if p.Registerer != nil {
-		if err := p.Registerer.Register(r.count); err != nil {
-			return nil, fmt.Errorf("register metrics of tampering: %w", err)
-		}
-	}
-	return r, nil
+	return r, tables.RegisterMetrics(p.Registerer, r.count)
 }
 
 // Watch names the kinds of changes that an object, a map or program, is watched for. They are

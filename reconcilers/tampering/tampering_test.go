@@ -52,7 +52,7 @@ func TestFound(t *testing.T) {
 	ref := nodeReference("node-1")
 	require.Equal(t, "Node/node-1", ref.Kind+"/"+ref.Name)
 
-	// Without API server, or recorder, there is nobody to tell.
+	// Without API server, or recorder, there is nothing to tell.
 	r.events = nil
 	r.Found("from_pod", tables.TamperedDetached, 1, "at veth0")
 	(*Recorder)(nil).Watch("from_pod", tables.TamperedDetached)

@@ -77,10 +77,8 @@ func register(p params) error {
 	leads := prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "sluice_leader", Help: "1 if this operator leads, 0 otherwise.",
 	})
-	if p.Registerer != nil {
-		if err := p.Registerer.Register(leads); err != nil {
-			return err
-		}
+	if err := tables.RegisterMetrics(p.Registerer, leads); err != nil {
+		return err
 	}
 	client, err := coordinationv1.NewForConfig(p.Connection.Config)
 	if err != nil {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package events reads what the programs report and tells it to whom it concerns.
+// Package events reads what the programs report and passes it to its followers.
 //
 //	sluice_events ──► decode ──┬──► drops (a row for each pod, direction and reason)
 //	                           └──► enrich ──► followers, each with a filter and a queue

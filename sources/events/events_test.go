@@ -7,13 +7,10 @@ import (
 	"fmt"
 	"net/netip"
 	"strings"
-	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 	"unsafe"
 
-	"github.com/cilium/statedb"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
@@ -106,7 +103,8 @@ func TestEnrich(t *testing.T) {
 			text, err := json.Marshal(event)
 			require.NoError(t, err)
 			if tc.raw.Source == (bpf.Address{}) {
-				tc.want = strings.ReplaceAll(tc.want, `"source":{"addr":""},"destination":{"addr":""},`, "") // zero
+				tc.want = strings.ReplaceAll(tc.want,
+					`"source":{"addr":""},"destination":{"addr":""},`, "") // zero
 			}
 			require.JSONEq(t, tc.want, string(text))
 			var decoded tables.Event
@@ -160,8 +158,10 @@ func TestEgressRuleFor(t *testing.T) {
 		destination string
 		want        string // "": none
 	}{
-		{3, "203.0.113.9", "partner"}, {3, "203.0.114.9", "all"}, {4, "203.0.113.9", "other"}, {4, "203.0.113.8", ""},
-		{5, "203.0.113.9", ""}, {3, "2001:db8::1", "all-6"}, {3, "0.0.0.0", "all"}, {3, "::", "all-6"}, {4, "::", ""},
+		{3, "203.0.113.9", "partner"}, {3, "203.0.114.9", "all"}, {4, "203.0.113.9", "other"},
+		{4, "203.0.113.8", ""},
+		{5, "203.0.113.9", ""}, {3, "2001:db8::1", "all-6"}, {3, "0.0.0.0", "all"},
+		{3, "::", "all-6"}, {4, "::", ""},
 	} {
 		got := tables.EgressRuleFor(
 			w.DB.ReadTxn(), w.Rules, tc.ruleset, netip.MustParseAddr(tc.destination),
@@ -187,9 +187,11 @@ func TestFilter(t *testing.T) {
 	}{
 		{drop: true, flow: true, flows: true},
 		{kinds: []string{"drop"}, drop: true, text: "kind=drop"},
-		{kinds: []string{"flow", "drop"}, drop: true, flow: true, flows: true, text: "kind=drop&kind=flow"},
+		{kinds: []string{"flow", "drop"}, drop: true, flow: true, flows: true,
+			text: "kind=drop&kind=flow"},
 		{reasons: []string{"No-Egress-gateway"}, drop: true, text: "reason=no egress gateway"},
-		{reasons: []string{"passed", "malformed packet"}, flow: true, flows: true, text: "reason=passed&reason=malformed packet"},
+		{reasons: []string{"passed", "malformed packet"}, flow: true, flows: true,
+			text: "reason=passed&reason=malformed packet"},
 		{kinds: []string{"drop"}, reasons: []string{"passed"}, text: "kind=drop&reason=passed"},
 		{pods: []string{"shop/web-1"}, drop: true, flow: true, flows: true, text: "pod=shop/web-1"},
 		{pods: []string{"shop/db"}, flow: true, flows: true, text: "pod=shop/db"},
@@ -213,7 +215,8 @@ func TestFilter(t *testing.T) {
 		message              string
 	}{
 		{kinds: []string{"lost"}, message: `unknown kind "lost": want drop or flow`},
-		{reasons: []string{"bad luck"}, message: `unknown reason "bad luck": want one of: passed, to gateway, `},
+		{reasons: []string{"bad luck"},
+			message: `unknown reason "bad luck": want one of: passed, to gateway, `},
 		{reasons: []string{"reason-47"}, message: `unknown reason "reason-47"`},
 		{pods: []string{"Web"}, message: `unknown pod "Web": want namespace/name`},
 		{pods: []string{""}, message: `unknown pod ""`},
@@ -225,118 +228,6 @@ func TestFilter(t *testing.T) {
 	require.Contains(t, Reasons(), "no SNAT port")
 	require.NotContains(t, Reasons(), "reason-47")
 	require.NotContains(t, Reasons(), "event lost", "it is never that of an event")
-}
-
-func TestFollow(t *testing.T) {
-	w := start(t, noPrograms{})
-	rows := func() []*tables.Monitor { return statedb.Collect(w.Monitors.All(w.DB.ReadTxn())) }
-	drops, all := make(chan *tables.Event, 10), make(chan *tables.Event, 10)
-	dropFilter, err := ParseFilter([]string{"drop"}, nil, nil)
-	require.NoError(t, err)
-	pods, err := ParseFilter(nil, nil, []string{"shop/web"})
-	require.NoError(t, err)
-
-	endDrops := follow(t, w.Source, dropFilter, func(e *tables.Event) { drops <- e })
-	require.Empty(t, rows(), "who wants no flows has no row")
-	endAll := follow(t, w.Source, pods, func(e *tables.Event) { all <- e })
-	require.Len(t, rows(), 1)
-	require.Equal(t, "pod=shop/web", rows()[0].Filters)
-
-	w.handle(rawDrop())
-	w.handle(rawDrop(func(e *bpf.Event) { e.Kind = bpf.EventFlow }))
-	require.Equal(t, tables.EventDrop, (<-drops).Kind)
-	require.Equal(t, tables.EventDrop, (<-all).Kind)
-	require.Equal(t, tables.EventFlow, (<-all).Kind)
-
-	endAll()
-	require.Empty(t, rows(), "gone with the follower")
-	w.handle(rawDrop())
-	<-drops
-	endDrops()
-	require.Empty(t, drops)
-	require.Empty(t, all)
-	require.Empty(t, *w.followers.Load())
-	require.Equal(t, Counts{Drops: 2, Flows: 1}, w.Counts())
-}
-
-func TestPortsExhausted(t *testing.T) {
-	w := start(t, noPrograms{})
-	got := make(chan *tables.Event, 10)
-	ctx := t.Context()
-	w.PortsExhausted().Observe(ctx, func(e *tables.Event) { got <- e }, func(error) {})
-	w.handle(rawDrop())
-	w.handle(rawDrop(func(e *bpf.Event) { e.Reason = bpf.ReasonNoSNATPort }))
-	require.Equal(t, "no SNAT port", (<-got).Reason)
-	require.Empty(t, got)
-	require.Zero(t, w.Monitors.NumObjects(w.DB.ReadTxn()), "it makes the kernel report no flows")
-
-	shares := make(chan *tables.Event, 10)
-	w.SharesUsedUp().Observe(ctx, func(e *tables.Event) { shares <- e }, func(error) {})
-	w.handle(rawDrop(func(e *bpf.Event) { e.Reason = bpf.ReasonConnectionShare }))
-	w.handle(rawDrop(func(e *bpf.Event) { e.Reason = bpf.ReasonPortShare }))
-	require.Equal(t, "connection share used up", (<-shares).Reason)
-	require.Equal(t, "port share used up", (<-shares).Reason)
-	require.Empty(t, got)
-}
-
-// A follower that does not read loses events, and learns how many behind those that it gets.
-func TestSlowFollower(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w := start(t, noPrograms{})
-		const sent = queueSize + 500
-		began, release := make(chan struct{}), make(chan struct{})
-		slow := make(chan *tables.Event, 2*sent)
-		var once sync.Once
-		endSlow := follow(t, w.Source, Filter{}, func(e *tables.Event) {
-			once.Do(func() {
-				close(began)
-				<-release
-			})
-			slow <- e
-		})
-		w.handle(rawDrop())
-		<-began // holds the first
-		for range sent {
-			w.handle(rawDrop()) // does not block
-		}
-		require.Equal(t, uint64(500), w.Counts().Lost)
-		close(release)
-
-		for range queueSize + 1 {
-			require.Equal(t, tables.EventDrop, (<-slow).Kind)
-		}
-		lost := <-slow
-		require.Equal(t, tables.EventLost, lost.Kind)
-		require.Equal(t, uint64(500), lost.Lost)
-		require.Regexp(t, `^\S+ LOST 500 events: `, lost.String())
-		w.handle(rawDrop())
-		require.Equal(t, tables.EventDrop, (<-slow).Kind, "and it goes on")
-		endSlow()
-		require.Empty(t, slow)
-	})
-}
-
-// A follower whose queue is never empty learns of the events that it loses all the same.
-func TestSlowFollowerOfAFlood(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w := start(t, noPrograms{})
-		next := make(chan *tables.Event)
-		endSlow := follow(t, w.Source, Filter{}, func(e *tables.Event) { next <- e })
-		for range 1 + queueSize + 1 { // one that it holds, and one that is lost
-			w.handle(rawDrop())
-			synctest.Wait()
-		}
-		require.Equal(t, uint64(1), w.Counts().Lost)
-		time.Sleep(tellInterval + time.Nanosecond)
-		require.Equal(t, tables.EventDrop, (<-next).Kind)
-		require.Equal(t, uint64(1), (<-next).Lost)
-		for range queueSize {
-			require.Equal(t, tables.EventDrop, (<-next).Kind)
-		}
-		synctest.Wait()
-		require.Empty(t, next)
-		endSlow()
-	})
 }
 
 func TestDrops(t *testing.T) {
@@ -365,7 +256,8 @@ func TestDrops(t *testing.T) {
 		"shop/web-1 | egress | no egress gateway | 4 | partner | [fd00::5]:43210 -> 203.0.113.9:443 TCP S",
 	}
 	await.True(t, func() bool { return fmt.Sprint(rows()) == fmt.Sprint(want) }, "%v", rows())
-	require.Equal(t, []string{"Pod", "Direction", "Reason", "Count", "Policy", "Packet", "Last"}, (&tables.Drop{}).TableHeader())
+	require.Equal(t, []string{"Pod", "Direction", "Reason", "Count", "Policy", "Packet", "Last"},
+		(&tables.Drop{}).TableHeader())
 }
 
 // A flood costs few transactions, and the table does not grow without bounds.
@@ -400,7 +292,8 @@ func TestDropsAreBounded(t *testing.T) {
 	add(bpf.ReasonNoGateway) // not the oldest any more
 	add(bpf.ReasonNoEgressIP)
 	require.NoError(t, r.write())
-	require.Equal(t, []string{"packet too big 1", "no egress gateway 100001", "no egress IP 1"}, reasons())
+	require.Equal(t, []string{"packet too big 1", "no egress gateway 100001", "no egress IP 1"},
+		reasons())
 
 	// More senders than are told apart are counted together.
 	for i := range maxPending + 100 {
@@ -410,7 +303,8 @@ func TestDropsAreBounded(t *testing.T) {
 	}
 	require.LessOrEqual(t, len(r.pending), maxPending+1)
 	require.NoError(t, r.write())
-	row, _, ok := w.Drops.Get(w.DB.ReadTxn(), tables.DropByKey(tables.DropKey{Direction: "egress", Reason: "unknown overlay source"}))
+	row, _, ok := w.Drops.Get(w.DB.ReadTxn(),
+		tables.DropByKey(tables.DropKey{Direction: "egress", Reason: "unknown overlay source"}))
 	require.True(t, ok)
 	require.Equal(t, uint64(maxPending+100), row.Count)
 }

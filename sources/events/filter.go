@@ -23,7 +23,7 @@ type Filter struct {
 
 var kinds = map[string]bpf.EventKind{string(tables.EventDrop): bpf.EventDrop, string(tables.EventFlow): bpf.EventFlow}
 
-// ParseFilter returns the filter of what somebody asked for. Reasons are those
+// ParseFilter returns the filter of a request. Reasons are those
 // of [Reasons], in any case and with dashes for blanks.
 func ParseFilter(kindTexts, reasons, pods []string) (f Filter, err error) {
 	for _, text := range kindTexts {

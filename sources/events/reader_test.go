@@ -115,7 +115,7 @@ func TestKernelEvents(t *testing.T) {
 		require.Equal(t, uint32(tcxDrop), verdict)
 	}
 
-	// What does not fit before anybody reads is counted by the kernel.
+	// What does not fit before the first read is counted by the kernel.
 	const sent = 1000
 	began := time.Now()
 	for range sent {

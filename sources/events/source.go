@@ -115,7 +115,7 @@ func (s *Source) record(sample []byte) {
 	s.handle(&e)
 }
 
-// handle passes an event on. Nothing is looked up for events that nobody follows.
+// handle passes an event on. Nothing is looked up for events without followers.
 func (s *Source) handle(raw *bpf.Event) {
 	s.counts[raw.Kind].Add(1)
 	if raw.Kind == bpf.EventDrop {

@@ -28,7 +28,7 @@ var Cell = cell.Module(
 	cell.Invoke(checkConfig, register),
 )
 
-// checkConfig refuses to leave an API server unread that somebody named.
+// checkConfig refuses to leave an API server unread that flags name.
 func checkConfig(cfg Config, source objects.Config) error {
 	if cfg.Kubeconfig != "" && source.Source != objects.SourceKubernetes {
 		return errors.New("flag --kubeconfig needs --source=" + objects.SourceKubernetes)

@@ -19,7 +19,7 @@ func (c *change) list(l *listing) {
 		replace(c, c.addresses, l.Addresses, c.putAddress)
 	}
 	if l.kinds.has(routes) {
-		c.twins = replace(c, c.routes, l.Routes, func(r *tables.Route) { put(c, c.routes, r) })
+		c.repeated = replace(c, c.routes, l.Routes, func(r *tables.Route) { put(c, c.routes, r) })
 		c.deadHops = l.deadHops
 	}
 	if l.kinds.has(neighbours) {
@@ -142,7 +142,7 @@ func (c *change) putRoutes(hops []*tables.Route) {
 		case !found:
 			put(c, c.routes, r)
 		case *old == *r:
-			c.twins[string(r.ID().Key())] = true
+			c.repeated[string(r.ID().Key())] = true
 		default:
 			c.stale |= routes
 		}
@@ -163,7 +163,7 @@ func (c *change) replaceRoutes(hops []*tables.Route) {
 		return
 	}
 	for _, old := range former {
-		if c.twins[string(old.ID().Key())] {
+		if c.repeated[string(old.ID().Key())] {
 			c.stale |= routes
 			return
 		}
@@ -183,7 +183,7 @@ func (c *change) removeRoutes(hops []*tables.Route) {
 		old, found := get(c, c.routes, r)
 		switch {
 		case !found:
-		case *old == *r && !c.twins[string(r.ID().Key())]:
+		case *old == *r && !c.repeated[string(r.ID().Key())]:
 			remove(c, c.routes, old)
 		default:
 			c.stale |= routes

@@ -69,7 +69,7 @@ func TestKernelListingWaitsForRoutes(t *testing.T) {
 	}
 }
 
-// The socket's queue overflows while nobody reads it; what it lost is found.
+// The socket's queue overflows while nothing reads it; what it lost is found.
 func TestKernelOverflow(t *testing.T) {
 	t.Parallel()
 	n := newNamespace(t)

@@ -37,7 +37,7 @@ type store struct {
 	// events made of it: routes have next hops that are dead, and keys that
 	// are of more than one route.
 	deadHops bool
-	twins    map[string]bool
+	repeated map[string]bool
 }
 
 // target is a table and what tells its rows apart.
@@ -58,7 +58,7 @@ func newStore(p storeParams) *store {
 		routes:        target[*tables.Route]{p.Routes, equalValues[tables.Route]},
 		neighbours:    target[*tables.Neighbour]{p.Neighbours, equalValues[tables.Neighbour]},
 		bridgeEntries: target[*tables.BridgeEntry]{p.BridgeEntries, equalValues[tables.BridgeEntry]},
-		twins:         map[string]bool{},
+		repeated:      map[string]bool{},
 	}
 	wtxn := s.writeTxn()
 	defer wtxn.Abort()
@@ -154,14 +154,14 @@ func removeAll[Row any](c *change, t target[Row], q statedb.Query[Row]) {
 // replace puts the wanted rows and then removes the others. Of rows with the
 // same key the first counts: it is the one that the kernel would use. The keys
 // of such rows are returned.
-func replace[Row any](c *change, t target[Row], want []Row, put func(Row)) (twins map[string]bool) {
+func replace[Row any](c *change, t target[Row], want []Row, put func(Row)) (repeated map[string]bool) {
 	key := t.PrimaryIndexer().ObjectToKey
 	keep := make(map[string]bool, len(want))
-	twins = map[string]bool{}
+	repeated = map[string]bool{}
 	for _, row := range want {
 		k := string(key(row))
 		if keep[k] {
-			twins[k] = true
+			repeated[k] = true
 			continue
 		}
 		keep[k] = true
@@ -172,7 +172,7 @@ func replace[Row any](c *change, t target[Row], want []Row, put func(Row)) (twin
 			remove(c, t, row)
 		}
 	}
-	return twins
+	return repeated
 }
 
 func (c *change) done(err error) {

@@ -89,15 +89,19 @@ type ciliumItem struct {
 
 func (i *ciliumIngress) item() ciliumItem {
 	return ciliumItem{
-		prefix: "from", endpoints: i.FromEndpoints, requires: i.FromRequires, cidr: i.FromCIDR, cidrSet: i.FromCIDRSet,
-		entities: i.FromEntities, nodes: i.FromNodes, groups: i.FromGroups, ciliumTraffic: &i.ciliumTraffic,
+		prefix: "from", endpoints: i.FromEndpoints, requires: i.FromRequires, cidr: i.FromCIDR,
+		cidrSet:  i.FromCIDRSet,
+		entities: i.FromEntities, nodes: i.FromNodes, groups: i.FromGroups,
+		ciliumTraffic: &i.ciliumTraffic,
 	}
 }
 
 func (e *ciliumEgress) item() ciliumItem {
 	return ciliumItem{
-		prefix: "to", endpoints: e.ToEndpoints, requires: e.ToRequires, cidr: e.ToCIDR, cidrSet: e.ToCIDRSet,
-		entities: e.ToEntities, nodes: e.ToNodes, groups: e.ToGroups, services: e.ToServices, fqdns: e.ToFQDNs,
+		prefix: "to", endpoints: e.ToEndpoints, requires: e.ToRequires, cidr: e.ToCIDR,
+		cidrSet:  e.ToCIDRSet,
+		entities: e.ToEntities, nodes: e.ToNodes, groups: e.ToGroups, services: e.ToServices,
+		fqdns:         e.ToFQDNs,
 		ciliumTraffic: &e.ciliumTraffic,
 	}
 }
@@ -116,7 +120,8 @@ func ciliumItems[Item any, P interface {
 func ciliumPolicies(kind tables.PolicyKind) func(*ciliumPolicy, tables.Name, *fieldErrors) []*tables.NetworkPolicy {
 	return func(o *ciliumPolicy, name tables.Name, errs *fieldErrors) []*tables.NetworkPolicy {
 		p := &tables.NetworkPolicy{
-			Kind: kind, Name: name, UID: o.Metadata.UID, Created: o.created(errs), Generation: o.Metadata.Generation,
+			Kind: kind, Name: name, UID: o.Metadata.UID, Created: o.created(errs),
+			Generation: o.Metadata.Generation,
 		}
 		r := newPolicyReader(name.Namespace, errs)
 		if o.Spec != nil {
@@ -144,8 +149,10 @@ func (r *policyReader) ciliumRule(to []tables.PolicyRule, field string, in *cili
 	subject, ok := r.ciliumSubject(field, in)
 	out.Subject = subject
 	deny := in.EnableDefaultDeny
-	out.Ingress = r.ciliumDirection(field, "ingress", deny.Ingress, ciliumItems(in.Ingress), ciliumItems(in.IngressDeny))
-	out.Egress = r.ciliumDirection(field, "egress", deny.Egress, ciliumItems(in.Egress), ciliumItems(in.EgressDeny))
+	out.Ingress = r.ciliumDirection(field, "ingress", deny.Ingress, ciliumItems(in.Ingress),
+		ciliumItems(in.IngressDeny))
+	out.Egress = r.ciliumDirection(field, "egress", deny.Egress, ciliumItems(in.Egress),
+		ciliumItems(in.EgressDeny))
 	if len(out.Ingress.Traffic)+len(out.Egress.Traffic) == 0 && !r.bad(field) {
 		r.add(field, "needs one of ingress, ingressDeny, egress and egressDeny")
 	}
@@ -180,7 +187,8 @@ func (r *policyReader) ciliumSubject(field string, in *ciliumRule) (tables.Egres
 // ciliumDirection reads the items of one direction.
 func (r *policyReader) ciliumDirection(field, name string, explicit *bool, allow, deny []ciliumItem) tables.PolicyDirection {
 	allowField, denyField := field+"."+name, field+"."+name+"Deny"
-	out := tables.PolicyDirection{DefaultDeny: len(allow)+len(deny) > 0 || r.bad(allowField) || r.bad(denyField)}
+	out := tables.PolicyDirection{DefaultDeny: len(allow)+len(deny) > 0 || r.bad(allowField) ||
+		r.bad(denyField)}
 	switch {
 	case r.bad(field + ".enableDefaultDeny." + name):
 		out.DefaultDeny = true
@@ -191,7 +199,8 @@ func (r *policyReader) ciliumDirection(field, name string, explicit *bool, allow
 		out.Traffic = append(out.Traffic, r.ciliumAllow(indexed(allowField, i), &allow[i])...)
 	}
 	if r.bad(denyField) && len(deny) == 0 { // no list
-		out.Traffic = append(out.Traffic, tables.PolicyTraffic{Field: denyField, Deny: true, AnyPeer: true})
+		out.Traffic = append(out.Traffic,
+			tables.PolicyTraffic{Field: denyField, Deny: true, AnyPeer: true})
 	}
 	for i := range deny {
 		out.Traffic = append(out.Traffic, r.ciliumDeny(indexed(denyField, i), &deny[i]))
@@ -228,7 +237,8 @@ func (r *policyReader) ciliumAllow(field string, in *ciliumItem) []tables.Policy
 func (r *policyReader) ciliumDeny(field string, in *ciliumItem) tables.PolicyTraffic {
 	in.denies = true
 	peers, ports := r.ciliumPeers(field, in), r.ciliumPorts(field, in.ciliumTraffic)
-	unsupported := append(append(peers.unsupported, r.authentication(field, in)...), ports.unsupported...)
+	unsupported := append(append(peers.unsupported, r.authentication(field, in)...),
+		ports.unsupported...)
 	doubtful := r.checkItem(field, in)
 	t := tables.PolicyTraffic{Field: field, Deny: true, Unsupported: unsupported.reasons()}
 	if peers.bad || len(peers.unsupported) > 0 || doubtful || !peers.present && (ports.present || in.requires != nil) {
@@ -260,16 +270,18 @@ func (r *policyReader) authentication(field string, in *ciliumItem) (unsupported
 }
 
 // checkItem reports the mistakes that concern an item as a whole. It returns
-// true if there are some, also such that are known already, after which nobody
-// can say what the item is meant for.
+// true if there are some, also such that are known already, after which it
+// is unknown what the item is meant for.
 func (r *policyReader) checkItem(field string, in *ciliumItem) bool {
 	var kinds []string
 	for _, k := range []struct {
 		name  string
 		count int
 	}{
-		{"Endpoints", len(in.endpoints)}, {"CIDR", len(in.cidr)}, {"CIDRSet", len(in.cidrSet)}, {"Entities", len(in.entities)},
-		{"Nodes", len(in.nodes)}, {"Groups", len(in.groups)}, {"Services", len(in.services)}, {"FQDNs", len(in.fqdns)},
+		{"Endpoints", len(in.endpoints)}, {"CIDR", len(in.cidr)}, {"CIDRSet", len(in.cidrSet)},
+		{"Entities", len(in.entities)},
+		{"Nodes", len(in.nodes)}, {"Groups", len(in.groups)}, {"Services", len(in.services)},
+		{"FQDNs", len(in.fqdns)},
 	} {
 		if k.count > 0 {
 			kinds = append(kinds, in.prefix+k.name)

@@ -6,7 +6,6 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/cilium/statedb"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/sluice-net/sluice/tables"
@@ -48,9 +47,9 @@ func EgressBGPPeerKind() *Kind {
 		Group: "sluice.io", Version: "v1alpha1", Kind: "EgressBGPPeer", Resource: "egressbgppeers",
 		Guarded: true,
 		decoder: decoderFor(egressBGPPeers),
-		open: storeOf(
-			func(t *Tables) statedb.RWTable[*tables.EgressBGPPeer] { return t.EgressBGPPeers },
-			deepEqual[*tables.EgressBGPPeer], byName(tables.EgressBGPPeerByName), nil),
+		open: func(t *Tables) *Store {
+			return storeOf(t.EgressBGPPeers, byName(tables.EgressBGPPeerByName))
+		},
 	}
 }
 

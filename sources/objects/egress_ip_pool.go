@@ -6,7 +6,6 @@ import (
 	"net/netip"
 	"strconv"
 
-	"github.com/cilium/statedb"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/sluice-net/sluice/tables"
@@ -43,9 +42,9 @@ func EgressIPPoolKind() *Kind {
 		Group: "sluice.io", Version: "v1alpha1", Kind: "EgressIPPool", Resource: "egressippools",
 		Guarded: true,
 		decoder: decoderFor(egressIPPools),
-		open: storeOf(
-			func(t *Tables) statedb.RWTable[*tables.EgressIPPool] { return t.EgressIPPools },
-			deepEqual[*tables.EgressIPPool], byName(tables.EgressIPPoolByName), nil),
+		open: func(t *Tables) *Store {
+			return storeOf(t.EgressIPPools, byName(tables.EgressIPPoolByName))
+		},
 	}
 }
 

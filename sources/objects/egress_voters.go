@@ -41,15 +41,15 @@ func EgressVotersKind(namespace tables.AgentNamespace) *Kind {
 				}
 				return one(egressVoters(o, errs))
 			}),
-		open: storeOf(
-			func(t *Tables) statedb.RWTable[*tables.EgressVoters] { return t.EgressVoters },
-			deepEqual[*tables.EgressVoters],
-			func(name tables.Name) statedb.Query[*tables.EgressVoters] {
-				if name != only {
-					return tables.EgressVotersByIndex(1) // no row
-				}
-				return tables.EgressVotersByIndex(0)
-			}, nil),
+		open: func(t *Tables) *Store {
+			return storeOf(t.EgressVoters,
+				func(name tables.Name) statedb.Query[*tables.EgressVoters] {
+					if name != only {
+						return tables.EgressVotersByIndex(1) // no row
+					}
+					return tables.EgressVotersByIndex(0)
+				})
+		},
 	}
 }
 

@@ -231,16 +231,10 @@ func (l *listOf[Item]) list() *List {
 // one is the rows of an object that is one row.
 func one[Row any](row Row) []Row { return []Row{row} }
 
-// storeOf returns the opener of the store of a kind. See [Store] for the rows it
-// is about.
+// storeOf returns the store of a kind whose rows are all of a table. owned queries those of an
+// object.
 func storeOf[Row any](
-	table func(*Tables) statedb.RWTable[Row],
-	equal func(a, b Row) bool,
-	owned func(tables.Name) statedb.Query[Row],
-	mine func(Row) bool,
-) func(*Tables) *Store {
-	return func(t *Tables) *Store {
-		w := &writer[Row]{table: table(t), equal: equal, owned: owned, mine: mine}
-		return w.store()
-	}
+	table statedb.RWTable[Row], owned func(tables.Name) statedb.Query[Row],
+) *Store {
+	return (&writer[Row]{table: table, owned: owned}).store()
 }

@@ -3,7 +3,6 @@
 package objects
 
 import (
-	"reflect"
 	"slices"
 
 	"github.com/cilium/statedb"
@@ -46,12 +45,14 @@ func Kinds(endpointSource string) []*Kind {
 		networkPolicyKind(), ciliumPolicyKind(), ciliumClusterwidePolicyKind(), cidrGroupKind(),
 	}
 	if endpointSource == EndpointsCilium {
-		return append(kinds, ciliumEndpointKind(), ciliumEndpointSliceKind(), ciliumIdentityKind(), ciliumNodeKind())
+		return append(kinds, ciliumEndpointKind(), ciliumEndpointSliceKind(), ciliumIdentityKind(),
+			ciliumNodeKind())
 	}
 	return append(kinds, podKind())
 }
 
-const noEndpoints = "--endpoint-source=" + EndpointsCilium + " has no endpoints without it: is Cilium installed?"
+const noEndpoints = "--endpoint-source=" + EndpointsCilium +
+	" has no endpoints without it: is Cilium installed?"
 
 func podKind() *Kind {
 	return &Kind{
@@ -59,7 +60,8 @@ func podKind() *Kind {
 		Protobuf: true,
 		decoder:  decoderFor((&Interner{}).endpoints),
 		open: func(t *Tables) *Store {
-			w := &writer[*tables.Endpoint]{table: t.Endpoints, equal: EqualEndpoints, owned: tables.EndpointByName, complete: t.withAddrs}
+			w := &writer[*tables.Endpoint]{table: t.Endpoints, equal: EqualEndpoints,
+				owned: tables.EndpointByName, complete: t.withAddrs}
 			return w.store()
 		},
 	}
@@ -68,8 +70,10 @@ func podKind() *Kind {
 // EqualEndpoints reports whether two rows say the same. Labels, service account
 // and ports are compared by the digest of the label set.
 func EqualEndpoints(a, b *tables.Endpoint) bool {
-	return a.LabelSet.ID == b.LabelSet.ID && a.Name == b.Name && a.UID == b.UID && a.Node == b.Node && a.MirrorOf == b.MirrorOf &&
-		a.SameClaim(b) && slices.Equal(a.StatusAddrs, b.StatusAddrs) && a.Announced == b.Announced && slices.Equal(a.HostPorts, b.HostPorts) &&
+	return a.LabelSet.ID == b.LabelSet.ID && a.Name == b.Name && a.UID == b.UID &&
+		a.Node == b.Node && a.MirrorOf == b.MirrorOf &&
+		a.SameClaim(b) && slices.Equal(a.StatusAddrs, b.StatusAddrs) &&
+		a.Announced == b.Announced && slices.Equal(a.HostPorts, b.HostPorts) &&
 		slices.Equal(a.Errors, b.Errors)
 }
 
@@ -78,9 +82,9 @@ func namespaceKind() *Kind {
 		Version: "v1", Kind: "Namespace", Resource: "namespaces",
 		Protobuf: true,
 		decoder:  decoderFor(namespaces),
-		open: storeOf(
-			func(t *Tables) statedb.RWTable[*tables.Namespace] { return t.Namespaces },
-			deepEqual[*tables.Namespace], byName(tables.NamespaceByName), nil),
+		open: func(t *Tables) *Store {
+			return storeOf(t.Namespaces, byName(tables.NamespaceByName))
+		},
 	}
 }
 
@@ -89,9 +93,7 @@ func nodeKind() *Kind {
 		Version: "v1", Kind: "Node", Resource: "nodes",
 		Protobuf: true,
 		decoder:  decoderFor(nodes),
-		open: storeOf(
-			func(t *Tables) statedb.RWTable[*tables.Node] { return t.Nodes },
-			deepEqual[*tables.Node], byName(tables.NodeByName), nil),
+		open:     func(t *Tables) *Store { return storeOf(t.Nodes, byName(tables.NodeByName)) },
 	}
 }
 
@@ -100,31 +102,29 @@ func serviceKind() *Kind {
 		Version: "v1", Kind: "Service", Resource: "services", Namespaced: true,
 		Protobuf: true,
 		decoder:  decoderFor(services),
-		open: storeOf(
-			func(t *Tables) statedb.RWTable[*tables.Service] { return t.Services },
-			deepEqual[*tables.Service], tables.ServiceByName, nil),
+		open:     func(t *Tables) *Store { return storeOf(t.Services, tables.ServiceByName) },
 	}
 }
 
 func endpointSliceKind() *Kind {
 	return &Kind{
-		Group: "discovery.k8s.io", Version: "v1", Kind: "EndpointSlice", Resource: "endpointslices", Namespaced: true,
-		Protobuf: true,
-		decoder:  decoderFor(backendSlices),
-		open: storeOf(
-			func(t *Tables) statedb.RWTable[*tables.BackendSlice] { return t.BackendSlices },
-			deepEqual[*tables.BackendSlice], tables.BackendSliceByName, nil),
+		Group: "discovery.k8s.io", Version: "v1", Kind: "EndpointSlice", Resource: "endpointslices",
+		Namespaced: true,
+		Protobuf:   true,
+		decoder:    decoderFor(backendSlices),
+		open:       func(t *Tables) *Store { return storeOf(t.BackendSlices, tables.BackendSliceByName) },
 	}
 }
 
 func egressPolicyKind() *Kind {
 	return &Kind{
-		Group: "cilium.io", Version: "v2", Kind: "CiliumEgressGatewayPolicy", Resource: "ciliumegressgatewaypolicies",
-		Guarded: true,
-		decoder: decoderFor(egressPolicies),
+		Group: "cilium.io", Version: "v2", Kind: "CiliumEgressGatewayPolicy",
+		Resource: "ciliumegressgatewaypolicies",
+		Guarded:  true,
+		decoder:  decoderFor(egressPolicies),
 		open: func(t *Tables) *Store {
 			w := &writer[*tables.EgressPolicy]{
-				table: t.EgressPolicies, equal: deepEqual[*tables.EgressPolicy],
+				table: t.EgressPolicies,
 				owned: byName(tables.EgressPolicyByName), complete: t.withPool,
 				mine: func(p *tables.EgressPolicy) bool { return p.Namespace == "" },
 			}
@@ -135,7 +135,8 @@ func egressPolicyKind() *Kind {
 
 func networkPolicyKind() *Kind {
 	return &Kind{
-		Group: "networking.k8s.io", Version: "v1", Kind: "NetworkPolicy", Resource: "networkpolicies", Namespaced: true,
+		Group: "networking.k8s.io", Version: "v1", Kind: "NetworkPolicy",
+		Resource: "networkpolicies", Namespaced: true,
 		Protobuf: true,
 		decoder:  decoderFor(kubernetesPolicies),
 		open:     networkPolicyStore(tables.PolicyKubernetes),
@@ -144,7 +145,8 @@ func networkPolicyKind() *Kind {
 
 func ciliumPolicyKind() *Kind {
 	return &Kind{
-		Group: "cilium.io", Version: "v2", Kind: "CiliumNetworkPolicy", Resource: "ciliumnetworkpolicies", Namespaced: true,
+		Group: "cilium.io", Version: "v2", Kind: "CiliumNetworkPolicy",
+		Resource: "ciliumnetworkpolicies", Namespaced: true,
 		Guarded: true,
 		decoder: decoderFor(ciliumPolicies(tables.PolicyCilium)),
 		open:    networkPolicyStore(tables.PolicyCilium),
@@ -153,22 +155,26 @@ func ciliumPolicyKind() *Kind {
 
 func ciliumClusterwidePolicyKind() *Kind {
 	return &Kind{
-		Group: "cilium.io", Version: "v2", Kind: "CiliumClusterwideNetworkPolicy", Resource: "ciliumclusterwidenetworkpolicies",
-		Guarded: true,
-		decoder: decoderFor(ciliumPolicies(tables.PolicyCiliumClusterwide)),
-		open:    networkPolicyStore(tables.PolicyCiliumClusterwide),
+		Group: "cilium.io", Version: "v2", Kind: "CiliumClusterwideNetworkPolicy",
+		Resource: "ciliumclusterwidenetworkpolicies",
+		Guarded:  true,
+		decoder:  decoderFor(ciliumPolicies(tables.PolicyCiliumClusterwide)),
+		open:     networkPolicyStore(tables.PolicyCiliumClusterwide),
 	}
 }
 
 // networkPolicyStore opens the store of one of the kinds that share a table.
 func networkPolicyStore(kind tables.PolicyKind) func(*Tables) *Store {
-	return storeOf(
-		func(t *Tables) statedb.RWTable[*tables.NetworkPolicy] { return t.NetworkPolicies },
-		deepEqual[*tables.NetworkPolicy],
-		func(n tables.Name) statedb.Query[*tables.NetworkPolicy] {
-			return tables.NetworkPolicyByID(tables.PolicyID{Kind: kind, Name: n})
-		},
-		func(p *tables.NetworkPolicy) bool { return p.Kind == kind })
+	return func(t *Tables) *Store {
+		w := &writer[*tables.NetworkPolicy]{
+			table: t.NetworkPolicies,
+			owned: func(n tables.Name) statedb.Query[*tables.NetworkPolicy] {
+				return tables.NetworkPolicyByID(tables.PolicyID{Kind: kind, Name: n})
+			},
+			mine: func(p *tables.NetworkPolicy) bool { return p.Kind == kind },
+		}
+		return w.store()
+	}
 }
 
 func cidrGroupKind() *Kind {
@@ -176,44 +182,56 @@ func cidrGroupKind() *Kind {
 		Group: "cilium.io", Version: "v2", Kind: "CiliumCIDRGroup", Resource: "ciliumcidrgroups",
 		Guarded: true,
 		decoder: decoderFor(cidrGroups),
-		open: storeOf(
-			func(t *Tables) statedb.RWTable[*tables.CIDRGroup] { return t.CIDRGroups },
-			deepEqual[*tables.CIDRGroup], byName(tables.CIDRGroupByName), nil),
+		open: func(t *Tables) *Store {
+			return storeOf(t.CIDRGroups, byName(tables.CIDRGroupByName))
+		},
 	}
 }
 
 func ciliumEndpointKind() *Kind {
 	return &Kind{
-		Group: "cilium.io", Version: "v2", Kind: "CiliumEndpoint", Resource: "ciliumendpoints", Namespaced: true,
-		Needed:  noEndpoints,
-		decoder: decoderFor(ciliumEndpoints),
-		open: storeOf(ciliumEndpointTable, deepEqual[*tables.CiliumEndpoint],
-			func(n tables.Name) statedb.Query[*tables.CiliumEndpoint] { return tables.CiliumEndpointByName(n, "") },
-			func(e *tables.CiliumEndpoint) bool { return e.Slice == "" }),
+		Group: "cilium.io", Version: "v2", Kind: "CiliumEndpoint", Resource: "ciliumendpoints",
+		Namespaced: true,
+		Needed:     noEndpoints,
+		decoder:    decoderFor(ciliumEndpoints),
+		open: func(t *Tables) *Store {
+			w := &writer[*tables.CiliumEndpoint]{
+				table: t.CiliumEndpoints,
+				owned: func(n tables.Name) statedb.Query[*tables.CiliumEndpoint] {
+					return tables.CiliumEndpointByName(n, "")
+				},
+				mine: func(e *tables.CiliumEndpoint) bool { return e.Slice == "" },
+			}
+			return w.store()
+		},
 	}
 }
 
 func ciliumEndpointSliceKind() *Kind {
 	return &Kind{
-		Group: "cilium.io", Version: "v2alpha1", Kind: "CiliumEndpointSlice", Resource: "ciliumendpointslices",
-		decoder: decoderFor(ciliumSliceEndpoints),
-		open: storeOf(ciliumEndpointTable, deepEqual[*tables.CiliumEndpoint],
-			byName(tables.CiliumEndpointsBySlice),
-			func(e *tables.CiliumEndpoint) bool { return e.Slice != "" }),
+		Group: "cilium.io", Version: "v2alpha1", Kind: "CiliumEndpointSlice",
+		Resource: "ciliumendpointslices",
+		decoder:  decoderFor(ciliumSliceEndpoints),
+		open: func(t *Tables) *Store {
+			w := &writer[*tables.CiliumEndpoint]{
+				table: t.CiliumEndpoints, owned: byName(tables.CiliumEndpointsBySlice),
+				mine: func(e *tables.CiliumEndpoint) bool { return e.Slice != "" },
+			}
+			return w.store()
+		},
 	}
 }
-
-func ciliumEndpointTable(t *Tables) statedb.RWTable[*tables.CiliumEndpoint] { return t.CiliumEndpoints }
 
 func ciliumIdentityKind() *Kind {
 	return &Kind{
 		Group: "cilium.io", Version: "v2", Kind: "CiliumIdentity", Resource: "ciliumidentities",
 		Needed:  noEndpoints,
 		decoder: decoderFor(identities),
-		open: storeOf(
-			func(t *Tables) statedb.RWTable[*tables.Identity] { return t.Identities },
-			deepEqual[*tables.Identity],
-			func(n tables.Name) statedb.Query[*tables.Identity] { return tables.IdentityByID(identityOf(n)) }, nil),
+		open: func(t *Tables) *Store {
+			return storeOf(t.Identities, func(n tables.Name) statedb.Query[*tables.Identity] {
+				return tables.IdentityByID(identityOf(n))
+			})
+		},
 	}
 }
 
@@ -221,9 +239,9 @@ func ciliumNodeKind() *Kind {
 	return &Kind{
 		Group: "cilium.io", Version: "v2", Kind: "CiliumNode", Resource: "ciliumnodes",
 		decoder: decoderFor(ciliumNodes),
-		open: storeOf(
-			func(t *Tables) statedb.RWTable[*tables.CiliumNode] { return t.CiliumNodes },
-			deepEqual[*tables.CiliumNode], byName(tables.CiliumNodeByName), nil),
+		open: func(t *Tables) *Store {
+			return storeOf(t.CiliumNodes, byName(tables.CiliumNodeByName))
+		},
 	}
 }
 
@@ -231,5 +249,3 @@ func ciliumNodeKind() *Kind {
 func byName[Row any](query func(string) statedb.Query[Row]) func(tables.Name) statedb.Query[Row] {
 	return func(n tables.Name) statedb.Query[Row] { return query(n.Name) }
 }
-
-func deepEqual[Row any](a, b Row) bool { return reflect.DeepEqual(a, b) }

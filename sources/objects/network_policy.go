@@ -126,7 +126,7 @@ func (r *policyReader) kubernetesItem(field, peersName string, peers []kubernete
 		l.add(r, &l.list, field, r.kubernetesPort(field, port))
 	}
 	if r.badBeside(field, func(name string) bool { return name == peersName || name == "ports" }) {
-		return t // nobody can say what it is meant to restrict
+		return t // what it is meant to restrict is unknown
 	}
 	if l.present && len(l.list) == 0 {
 		return t

@@ -8,8 +8,6 @@ import (
 	"slices"
 	"strconv"
 
-	"github.com/cilium/statedb"
-
 	"github.com/sluice-net/sluice/tables"
 )
 
@@ -48,9 +46,9 @@ func NodeReportKind() *Kind {
 	return &Kind{
 		Group: "sluice.io", Version: "v1alpha1", Kind: "NodeReport", Resource: "nodereports",
 		decoder: decoderFor(nodeReports),
-		open: storeOf(
-			func(t *Tables) statedb.RWTable[*tables.NodeReport] { return t.NodeReports },
-			deepEqual[*tables.NodeReport], byName(tables.NodeReportByNode), nil),
+		open: func(t *Tables) *Store {
+			return storeOf(t.NodeReports, byName(tables.NodeReportByNode))
+		},
 	}
 }
 

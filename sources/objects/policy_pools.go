@@ -55,13 +55,8 @@ func GivePoliciesAddrs(db *statedb.DB, t Tables) func(context.Context, cell.Heal
 	initialized := t.EgressPolicies.RegisterInitializer(wtxn, t.EgressIPPools.Name())
 	wtxn.Commit()
 	return func(ctx context.Context, _ cell.Health) error {
-		for _, table := range []statedb.TableMeta{t.EgressIPPools, t.Namespaces} {
-			_, ready := table.Initialized(db.ReadTxn())
-			select {
-			case <-ctx.Done():
-				return nil
-			case <-ready:
-			}
+		if !tables.AwaitInitialized(ctx, db, t.EgressIPPools, t.Namespaces) {
+			return nil
 		}
 		for {
 			now := db.ReadTxn()

@@ -3,6 +3,8 @@
 package objects
 
 import (
+	"reflect"
+
 	"github.com/cilium/statedb"
 
 	"github.com/sluice-net/sluice/tables"
@@ -47,7 +49,7 @@ func (s *Store) Delete(txn statedb.WriteTxn, name tables.Name) error { return s.
 // table: each then knows its own rows.
 type writer[Row any] struct {
 	table statedb.RWTable[Row]
-	equal func(a, b Row) bool
+	equal func(a, b Row) bool                  // nil: as all fields are
 	owned func(tables.Name) statedb.Query[Row] // the rows of one object
 	mine  func(Row) bool                       // whether a row is of this kind; nil if all are
 	count int
@@ -57,6 +59,9 @@ type writer[Row any] struct {
 }
 
 func (w *writer[Row]) store() *Store {
+	if w.equal == nil {
+		w.equal = func(a, b Row) bool { return reflect.DeepEqual(a, b) }
+	}
 	return &Store{Table: w.table, put: w.put, replace: w.replace, remove: w.remove, rows: func() int { return w.count }}
 }
 

@@ -19,7 +19,7 @@ var Cell = cell.Module(
 	"explain",
 	"What becomes of a packet and why",
 
-	cell.Provide(func(t Tables, maps *bpf.Maps) *Explainer { return New(t, LiveMaps{maps}) }),
+	cell.Provide(New),
 )
 
 // Tables are the inputs of answers.
@@ -63,18 +63,18 @@ type Tables struct {
 // Explainer answers questions. It is safe for concurrent use.
 type Explainer struct {
 	t    Tables
-	Live Live
+	maps *bpf.Maps // nil: there are none
 }
 
-// New returns an [Explainer]. live is nil if there are no maps to compare the tables with.
-func New(t Tables, live Live) *Explainer { return &Explainer{t, live} }
+// New returns an [Explainer]. maps is nil if there are none to compare the tables with.
+func New(t Tables, maps *bpf.Maps) *Explainer { return &Explainer{t, maps} }
 
 // backend names what holds the live maps, empty if there are none.
 func (e *Explainer) backend() string {
-	if e.Live == nil {
+	if e.maps == nil || e.maps.Backend() == nil {
 		return ""
 	}
-	return e.Live.Backend()
+	return e.maps.Backend().Name()
 }
 
 // Tables and maps are not read at one moment, so a write in between may look like a difference. The

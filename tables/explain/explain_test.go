@@ -5,7 +5,6 @@ package explain
 import (
 	"encoding/json"
 	"fmt"
-	"hash/fnv"
 	"math/rand/v2"
 	"net/netip"
 	"strings"
@@ -132,7 +131,8 @@ func TestPolicyJSON(t *testing.T) {
 	require.NoError(t, json.Unmarshal(text, &got))
 	require.Equal(t, "allowed", got["verdict"])
 	require.Equal(t, "allowed by rule", got["reason"])
-	require.Equal(t, []any{map[string]any{"policy": "NetworkPolicy/shop/web", "field": "spec.ingress[0]", "verdict": "allow"}}, got["rules"])
+	require.Equal(t, []any{map[string]any{"policy": "NetworkPolicy/shop/web",
+		"field": "spec.ingress[0]", "verdict": "allow"}}, got["rules"])
 	require.Equal(t, "ruleset=5 class=12 ingress", got["pair"].(map[string]any)["key"])
 	require.Equal(t, "set=3", got["pair"].(map[string]any)["value"])
 	require.Equal(t, "set=3 protocol=6 port=80/16", got["entry"].(map[string]any)["key"])
@@ -155,7 +155,7 @@ func TestPolicyJSON(t *testing.T) {
 	}
 	require.Equal(t, []any{}, got["differences"])
 
-	w.Live = nil
+	w.Explainer.maps = nil
 	answer, err = w.Policy("shop/client", "shop/web", "80", "tcp")
 	require.NoError(t, err)
 	require.Nil(t, answer.Kernel)
@@ -186,7 +186,8 @@ func TestDifferences(t *testing.T) {
 		remove(t, w.maps.Policy, bpf.PolicyKey{
 			Ruleset: rulesetWeb, Direction: bpf.DirectionIngress,
 		})
-		says("world shop/web 80", "ingress: by the tables denied (default deny NetworkPolicy/shop/web spec.ingress), by the maps denied (no entry)")
+		says("world shop/web 80",
+			"ingress: by the tables denied (default deny NetworkPolicy/shop/web spec.ingress), by the maps denied (no entry)")
 
 		tablestest.Insert(w.t, w.DB, w.IPCache, &tables.IPCache{
 			Prefix: prefix("203.0.113.9/32"), Member: memberOf(classDB),
@@ -212,7 +213,8 @@ func TestDifferences(t *testing.T) {
 			"ingress: by the tables ruleset 5, by the maps 1")
 		remove(t, w.maps.Subjects, bpf.SubjectKey{Subject: subjectWeb})
 		update(t, w.maps.Config, bpf.ConfigKey{}, bpf.ConfigValue{VNI: 7})
-		says("host shop/web 80", "ingress: by the tables allowed (host reaches its pods), by the maps denied (no entry)",
+		says("host shop/web 80",
+			"ingress: by the tables allowed (host reaches its pods), by the maps denied (no entry)",
 			"ingress: by the tables ruleset 5, by the maps 0")
 	})
 }
@@ -239,7 +241,8 @@ func TestWaits(t *testing.T) {
 		Reconciled: tables.Reconciled{Status: status},
 	})
 	tablestest.Insert(w.t, w.DB, w.Members, &tables.Member{
-		Life: tables.Life{Number: memberOf(classClient)}, Digest: bpf.Digest{classClient}, Class: classClient,
+		Life: tables.Life{Number: memberOf(classClient)}, Digest: bpf.Digest{classClient},
+		Class:     classClient,
 		MemberDef: tables.MemberDef{Scope: tables.ScopePods}, Reconciled: tables.Pending(),
 	})
 	answer, err := w.Policy("shop/client", "shop/web", "80", "")
@@ -248,8 +251,10 @@ func TestWaits(t *testing.T) {
 	require.Equal(t, []string{"subject 1: " + text}, answer.To.Waits)
 	var page strings.Builder
 	require.NoError(t, answer.Print(&page))
-	require.Contains(t, page.String(), "\n            subject 1, ruleset 5: CiliumNetworkPolicy/shop/no-db, NetworkPolicy/shop/web\n")
-	require.Contains(t, page.String(), "\n            member 112 (pods), class 12: no selector\n            waits: member 112: not written yet\n")
+	require.Contains(t, page.String(),
+		"\n            subject 1, ruleset 5: CiliumNetworkPolicy/shop/no-db, NetworkPolicy/shop/web\n")
+	require.Contains(t, page.String(),
+		"\n            member 112 (pods), class 12: no selector\n            waits: member 112: not written yet\n")
 	require.Contains(t, page.String(), "\n            waits: subject 1: "+text+"\n")
 }
 
@@ -265,12 +270,12 @@ func TestSlots(t *testing.T) {
 			return append(policy.Lines(), egress.Lines()...)
 		}
 		require.NotContains(t, strings.Join(lines(), "\n"), "NOT IN FORCE")
-		inForce, own, err := w.maps.Slot()
+		active, own, err := w.maps.Slot()
 		require.NoError(t, err)
-		update(t, w.maps.State, bpf.StateKey{}, bpf.StateValue{Slot: 1 - inForce})
+		update(t, w.maps.State, bpf.StateKey{}, bpf.StateValue{Slot: 1 - active})
 		text := fmt.Sprintf(
 			"kernel: NOT IN FORCE YET: the agent fills slot %d, packets are judged by slot %d",
-			own, 1-inForce,
+			own, 1-active,
 		)
 		got := lines()
 		require.Equal(t, []string{text, "kernel: same"}, got[3:5])
@@ -288,157 +293,6 @@ func TestNoPolicies(t *testing.T) {
 		t, []string{"verdict: allowed", "ingress allowed: there are no policies", "kernel: same"},
 		answer.Lines(),
 	)
-}
-
-func TestEgress(t *testing.T) {
-	forMaps(t, func(t *testing.T, w *world) {
-		for _, tc := range []struct {
-			from, to string
-			answer   string
-			detail   string
-		}{
-			{"shop/client", "198.51.100.10", "allowed to gateway bank (198.51.100.0/24)", ""},
-			{"shop/client", "198.51.100.130", "allowed passed bank (198.51.100.128/25)", "the policy excludes the destination"},
-			{"shop/client", "203.0.113.9", "allowed translated partner (203.0.113.0/24)", ""},
-			{"shop/client", "192.0.2.1", "denied no egress gateway partner (192.0.2.0/24)", "no node matches role=gateway"},
-			{"shop/client", "8.8.8.8", "allowed passed", "no policy that selects the pod names the destination"},
-			{"shop/client", "shop/db", "allowed passed", "egress policies do not apply to the destination: in-cluster,pod"},
-			{"shop/client", "10.96.0.10", "allowed passed", "egress policies do not apply to the destination: in-cluster,service"},
-			{"shop/web", "198.51.100.10", "allowed passed", "no egress policy selects the pod"},
-			{"shop/db", "198.51.100.10", "not judged here not from a pod of this node", "nor one that this node may be the gateway of"},
-		} {
-			answer, err := w.Egress(tc.from, tc.to)
-			require.NoError(t, err)
-			require.Equal(t, tc.answer, string(answer.Verdict)+" "+answer.why(), tc.to)
-			require.Equal(t, tc.detail, answer.Detail, tc.to)
-			require.Empty(t, answer.Differences, tc.to)
-			require.Equal(t, answer.Reason, answer.Kernel.Reason)
-			require.Equal(t, answer.Rules, answer.Kernel.Rules, tc.to)
-		}
-		answer, err := w.Egress("shop/client", "203.0.113.9")
-		require.NoError(t, err)
-		require.Equal(t, addr("203.0.113.101"), answer.EgressIP)
-		require.Equal(t, addr("203.0.113.101"), answer.Kernel.EgressIP)
-		require.Equal(t, "eth0", answer.Device)
-		require.Equal(t, []string{"bank", "partner"}, answer.Policies)
-		answer, err = w.Egress("shop/client", "198.51.100.10")
-		require.NoError(t, err)
-		require.Equal(t, "node-2", answer.GatewayNode)
-		require.Equal(t, addr("192.168.0.2"), answer.Kernel.Gateway)
-		require.Equal(t, []string{"partner"}, answer.Overrides)
-		require.Equal(t, answer.Entry.Key, answer.Kernel.Entry.Key)
-
-		// Of entries around each other with one gateway, the map says which one it has.
-		within := &tables.EgressRule{
-			Ruleset: 7, Destination: prefix("198.51.100.0/28"), Group: 1, Policy: "bank",
-		}
-		both(w, w.EgressRules, w.maps.Egress, within)
-		answer, err = w.Egress("shop/client", "198.51.100.10")
-		require.NoError(t, err)
-		require.Empty(t, answer.Differences)
-		require.Equal(t, within.MapKey().String(), answer.Kernel.Entry.Key)
-		remove(t, w.maps.Egress, within.MapKey())
-		answer, err = w.Egress("shop/client", "198.51.100.10")
-		require.NoError(t, err)
-		require.Equal(t, []string{"by the tables entry ruleset=7 198.51.100.0/28 -> group=1, by the maps ruleset=7 198.51.100.0/24 -> group=1"}, answer.Differences)
-
-		remove(t, w.maps.Routes, bpf.SubjectKey{Subject: subjectClient})
-		answer, err = w.Egress("shop/client", "198.51.100.10")
-		require.NoError(t, err)
-		require.Contains(
-			t, answer.Lines(), "kernel: by the tables it is to gateway, by the maps passed",
-		)
-		require.Contains(t, answer.Lines(), "kernel: by the tables egress ruleset 7, by the maps 0")
-
-		pod := bpf.PodKey{Addr: bpf.AddressFrom(addr("10.1.0.6"))}
-		update(t, w.maps.Pods, pod, bpf.PodValue{IfIndex: 12, Flags: bpf.PodLocal})
-		answer, err = w.Egress("shop/client", "198.51.100.10")
-		require.NoError(t, err)
-		require.Equal(t, "pod not ready", answer.Kernel.Reason)
-		require.Contains(t, answer.Lines(), "kernel: by the tables it is to gateway, by the maps pod not ready")
-		answer, err = w.Egress("shop/client", "203.0.113.9")
-		require.NoError(t, err)
-		require.Equal(t, "passed", answer.Kernel.Reason, "it is not covered")
-	})
-}
-
-// Of a pod of another node this node decides as its gateway only, and network policies are
-// not judged here.
-func TestEgressOfOthers(t *testing.T) {
-	forMaps(t, func(t *testing.T, w *world) {
-		both(w, w.Pods, w.maps.Pods, &tables.Pod{
-			Addr: addr("10.2.0.5"), Endpoint: name("shop/db"), Subject: 8,
-			Reconciled: tables.Done(),
-		})
-		both(w, w.Subjects, w.maps.Subjects, &tables.Subject{
-			Life: tables.Life{Number: 8}, Reconciled: tables.Done(),
-		})
-		both(w, w.Routes, w.maps.Routes, &tables.SubjectRoute{
-			Subject: 8, EgressRuleset: 7, Reconciled: tables.Done(),
-		})
-		both(w, w.Gateways, w.maps.Gateways, &tables.EgressGateway{
-			GatewayKey: bpf.GatewayKey{Group: 2, Bucket: bucketOf(addr("10.2.0.5"))},
-			Node:       "node-1",
-			Addr:       addr("192.168.0.1"), EgressIPv4: addr("203.0.113.101"), IfIndex: 2,
-			Device: "eth0",
-		})
-		for to, want := range map[string]string{
-			"203.0.113.9": "allowed translated partner (203.0.113.0/24)",
-			"8.8.8.8":     "denied no egress rule",
-			"10.96.0.10":  "denied no egress rule",
-		} {
-			answer, err := w.Egress("shop/db", to)
-			require.NoError(t, err)
-			require.Equal(t, want, string(answer.Verdict)+" "+answer.why(), to)
-			require.Empty(t, answer.Differences, to)
-		}
-		answer, err := w.Policy("shop/db", "other/web", "80", "")
-		require.NoError(t, err)
-		require.Equal(t, NotJudged, answer.Verdict)
-		require.Equal(t, ReasonNotHere, answer.Reason)
-		require.Equal(t, []string{"node-2"}, answer.Ask)
-		require.False(t, answer.From.Here)
-	})
-}
-
-// Traffic with an egress address that moves leaves by the node that has it, translated here.
-func TestEgressByBlock(t *testing.T) {
-	forMaps(t, func(t *testing.T, w *world) {
-		egress := addr("203.0.113.101")
-		both(w, w.Gateways, w.maps.Gateways, &tables.EgressGateway{
-			GatewayKey: bpf.GatewayKey{Group: 2, Bucket: bucketOf(addr("10.1.0.6"))},
-			Node:       "node-2", Addr: egress,
-		})
-		for _, c := range []struct {
-			block tables.EgressBlock
-			want  string
-		}{
-			{tables.EgressBlock{}, "denied no egress gateway"},
-			{tables.EgressBlock{Gateway: addr("192.168.0.2")}, "denied no port block"},
-			{tables.EgressBlock{
-				Gateway: addr("192.168.0.2"), Ports: [4]bpf.PortRange{{First: 1024, Last: 1087}},
-			}, "allowed translated"},
-		} {
-			c.block.Addr = egress
-			both(w, w.Blocks, w.maps.Blocks, &c.block)
-			answer, err := w.Egress("shop/client", "203.0.113.9")
-			require.NoError(t, err)
-			require.Equal(t, c.want, string(answer.Verdict)+" "+answer.Reason)
-			require.Empty(t, answer.Differences)
-			require.Equal(t, egress, answer.EgressIP)
-			require.Equal(t, c.block.Gateway, answer.Gateway)
-		}
-	})
-}
-
-// The programs and this package agree on where a sender belongs: see bucket_of.
-func TestBucket(t *testing.T) {
-	for _, text := range []string{"10.1.0.6", "10.1.0.7", "fd00::5"} {
-		h := fnv.New32a()
-		bytes := addr(text).As16()
-		h.Write(bytes[:])
-		require.Equal(t, h.Sum32()%bpf.GatewayBuckets, bucketOf(addr(text)))
-	}
 }
 
 // A question costs look-ups, on however many rows.

@@ -96,7 +96,7 @@ func openMaps(t testing.TB, args []string, cells ...cell.Cell) (maps *bpf.Maps) 
 func newWorld(t testing.TB, maps *bpf.Maps) *world {
 	require.NoError(t, maps.Flip())
 	w := &world{t: t, maps: maps, Tables: newTables(t)}
-	w.Explainer = New(w.Tables, LiveMaps{maps})
+	w.Explainer = New(w.Tables, maps)
 	w.fill()
 	return w
 }

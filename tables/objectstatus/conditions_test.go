@@ -92,7 +92,7 @@ func TestConditions(t *testing.T) {
 		message                string
 	}{
 		"in force":               {world: world{gateways: elected, nodes: two, reports: both(nil)}, want: "Programmed=True (Programmed)", nodes: "2/2"},
-		"nobody has told":        {world: world{gateways: elected, nodes: two}, want: "Programmed=Unknown (Pending)", nodes: "0/2", message: "No report yet from node-1, node-2"},
+		"no report":              {world: world{gateways: elected, nodes: two}, want: "Programmed=Unknown (Pending)", nodes: "0/2", message: "No report yet from node-1, node-2"},
 		"of another generation":  {world: world{gateways: elected, nodes: two, reports: both(func(p *tables.ReportedPolicy) { p.Generation = 1 })}, want: "Programmed=Unknown (Pending)", nodes: "1/2", message: "No report yet from node-2"},
 		"of another object":      {world: world{gateways: elected, nodes: two, reports: both(func(p *tables.ReportedPolicy) { p.UID = "former" })}, want: "Programmed=Unknown (Pending)", nodes: "1/2"},
 		"on its way":             {world: world{gateways: elected, nodes: two, reports: both(func(p *tables.ReportedPolicy) { p.Programmed = 4 })}, want: "Programmed=False (Pending)", nodes: "1/2", message: "Not yet on node-2"},

@@ -129,7 +129,6 @@ func (s *side) anyPeerPorts() []string {
 	return slices.Compact(names)
 }
 
-// of returns the content for a class.
 func (s *side) of(c *tables.Class, w *work) *content {
 	if c.Refused {
 		return refused

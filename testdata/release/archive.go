@@ -55,7 +55,7 @@ func (b builder) writeArchive(path, dir string, modules []module, binaries ...st
 	return nil
 }
 
-// pack writes files in their order, all of the same time and of nobody.
+// pack writes files in their order, all of the same time and without an owner.
 func pack(w io.Writer, dir string, files []file, modified time.Time) error {
 	zipped, err := gzip.NewWriterLevel(w, gzip.BestCompression)
 	if err != nil {

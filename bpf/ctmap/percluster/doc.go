@@ -17,14 +17,14 @@
 // open it without CAP_SYS_ADMIN, which the agent does not have, and counts if it is
 // of the map with the number that is in the array. The kernel does not give a
 // number again while a pin keeps its map. A map that is in an array and not
-// pinned, as when somebody removed the pin, is opened by its number, by who may.
+// pinned, as after the pin was removed, is opened by its number, by processes that may.
 //
 // Who changes maps holds a lock on the directory of pins; who reads needs none. A
 // new map is pinned first under its name with "_new", then put into the array, then
 // renamed, and readers try both names; a map is deleted from the array first, then
 // its pins. So a map in an array has a pin of its own at every moment, also when
 // the process ends between steps. What that can leave is a pin of a map that no
-// array has: nobody sees it, it takes memory, and the next [OpenOrCreate], or
+// array has: nothing uses it, it takes memory, and the next [OpenOrCreate], or
 // [Maps.Create] or [Maps.Delete] of that cluster, removes it.
 //
 // What the kernel guarantees, tried on 6.18:

@@ -152,7 +152,7 @@ func removePin(path string) error {
 	return nil
 }
 
-// settle brings the pins of a cluster in line with the array, which somebody may
+// settle brings the pins of a cluster in line with the array, which another process may
 // have left in the midst of a change, and opens the map, nil if there is none.
 func (m *Maps) settle(i int, id uint32) (*ebpf.Map, error) {
 	inner, err := m.inner(i, id)

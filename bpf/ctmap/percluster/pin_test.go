@@ -170,7 +170,7 @@ func TestEndBetweenSteps(t *testing.T) {
 	}
 }
 
-// A map in an array without a pin is nothing that a change leaves, but somebody
+// A map in an array without a pin is nothing that a change leaves, but another process
 // may remove it. Who has CAP_SYS_ADMIN opens it and pins it again; who has not is
 // told, and can still see and delete it.
 func TestArrayEntryWithoutPin(t *testing.T) {

@@ -83,7 +83,7 @@ func TestProgramsSeeMapsComeAndGo(t *testing.T) {
 		result, err = run()
 		require.NoError(t, err)
 		require.EqualValues(t, absent, result)
-		// Nobody writes to it any more: what is deleted from it stays away.
+		// Nothing writes to it any more: what is deleted from it stays away.
 		require.NoError(t, c.set.CT4TCP.Delete(make([]byte, 14)))
 		result, err = run()
 		require.NoError(t, err)

@@ -10,7 +10,7 @@ type Addresses struct {
 
 	Pod, OtherPod   netip.Addr // of the node
 	RemotePod       netip.Addr // of the second node
-	UnassignedPod   netip.Addr // in the cluster, nobody's
+	UnassignedPod   netip.Addr // in the cluster, of no pod
 	NodeIP          netip.Addr // in the network of the nodes
 	SecondNode      netip.Addr
 	ThirdNode       netip.Addr

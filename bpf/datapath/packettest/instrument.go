@@ -11,13 +11,13 @@ import (
 	"github.com/cilium/ebpf/btf"
 )
 
-// observedSuffix is what the instrumented twin of a program has behind its name.
+// observedSuffix is what the instrumented copy of a program has behind its name.
 const observedSuffix = "_observed"
 
 // TCPrograms are the programs that run at devices.
 var TCPrograms = []string{"from_pod", "to_pod", "from_overlay", "from_netdev", "to_netdev"}
 
-// instrument adds to the programs their twins that can be observed: the same
+// instrument adds to the programs copies that can be observed: the same
 // instructions, but with functions in the places of some helpers that write the
 // arguments down before they call the helper. They use no stack, as there may be
 // none left.
@@ -32,9 +32,9 @@ func instrument(spec *ebpf.CollectionSpec) error {
 		if program == nil {
 			return fmt.Errorf("instrument %s: no such program", name)
 		}
-		twin := program.Copy()
-		twin.Instructions = replaceHelpers(program.Instructions)
-		spec.Programs[name+observedSuffix] = twin
+		observed := program.Copy()
+		observed.Instructions = replaceHelpers(program.Instructions)
+		spec.Programs[name+observedSuffix] = observed
 	}
 	spec.Programs["empty"], spec.Programs["tunneled"] = observe.Programs["empty"], observe.Programs["tunneled"]
 	return nil

@@ -93,7 +93,7 @@ func NewJudge(maps map[string]*ebpf.Map) (*Judge, error) {
 		closeSlot(j.slot)
 		return nil, fmt.Errorf("load program: %w", err)
 	}
-	err = putSlot(j.programs, slotInForce, j.slot)
+	err = putSlot(j.programs, activeSlot, j.slot)
 	if err == nil {
 		j.questions, err = j.programs.Maps["questions"].Memory()
 	}

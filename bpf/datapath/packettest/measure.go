@@ -16,12 +16,6 @@ import (
 // loopback is the device that test runs without a context have packets come from.
 const loopback = 1
 
-// Names of measurements that are asked for.
-const (
-	TranslatedHere = "pod/translated-here"
-	NewTranslated  = "pod/new-translated-here"
-)
-
 // Measurement is one program and one way through it.
 type Measurement struct {
 	Name    string
@@ -35,7 +29,7 @@ type Measurement struct {
 	// Fresh says that each flow is measured once, with its first packet.
 	Fresh bool
 
-	// Told says that the program tells of each packet. Somebody has to read that.
+	// Told says that the program tells of each packet. The caller has to read that.
 	Told bool
 
 	want    Verdict // of every packet
@@ -92,7 +86,7 @@ func Measurements(flows int) []Measurement {
 		{Name: "pod/established-under-policy", want: Next, Program: "from_pod", Repeatable: true, packet: pod, prepare: subject},
 		{Name: "pod/denied-by-policy", want: Drop, Program: "from_pod", Repeatable: true, Told: true, packet: pod, prepare: forbidden},
 		{Name: "pod/established-by-gateway", want: Redirect, Program: "from_pod", Repeatable: true, packet: pod, prepare: remote},
-		{Name: TranslatedHere, want: Redirect, Program: "from_pod", packet: pod, prepare: here},
+		{Name: "pod/translated-here", want: Redirect, Program: "from_pod", packet: pod, prepare: here},
 		{Name: "pod/reply", want: Next, Program: "to_pod", Repeatable: true, packet: toPodPacket, prepare: func(n *Node) error { return n.once("from_pod", flows, pod, Next) }},
 		{Name: "netdev/reply", want: Redirect, Program: "from_netdev", packet: reply, prepare: translated},
 		{Name: "netdev/arrival-for-the-host", want: Next, Program: "from_netdev", Repeatable: true, packet: arrival, prepare: none},
@@ -113,7 +107,7 @@ func Measurements(flows int) []Measurement {
 			packet: open, prepare: subject,
 		},
 		Measurement{
-			Name: NewTranslated, Fresh: true, want: Redirect, Program: "from_pod", Flows: flows,
+			Name: "pod/new-translated-here", Fresh: true, want: Redirect, Program: "from_pod", Flows: flows,
 			packet: pod, prepare: here,
 		})
 }
@@ -188,7 +182,6 @@ func (n *Node) once(
 // Cost is what a packet costs, by itself and in the empty program.
 type Cost struct{ Program, Empty time.Duration }
 
-// Over returns what the program costs over the empty one.
 func (c Cost) Over() time.Duration { return c.Program - c.Empty }
 
 // Measure runs a program on so many packets, and the empty one on as many by turns.

@@ -53,7 +53,7 @@ func newNamespace() (*namespace, error) {
 	n := &namespace{ns: ns, devices: map[string]netlink.Link{}}
 	err = n.configure()
 	if back := netns.Set(host); back != nil {
-		panic(back) // the thread is not that of anybody any more
+		panic(back) // the thread is not used any more
 	}
 	if err != nil {
 		ns.Close()

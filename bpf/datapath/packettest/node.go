@@ -95,7 +95,7 @@ func (n *Node) load(spec *ebpf.CollectionSpec, entries map[string]uint32) (err e
 		return fmt.Errorf("load programs: %w", err)
 	}
 	n.spec = spec
-	if err := n.UseSlot(slotInForce); err != nil {
+	if err := n.UseSlot(activeSlot); err != nil {
 		return err
 	}
 	if n.events, err = ringbuf.NewReader(n.Map("sluice_events")); err != nil {
@@ -130,13 +130,11 @@ func (n *Node) Map(name string) *ebpf.Map {
 	return m
 }
 
-// Program returns a program.
 func (n *Node) Program(name string) *ebpf.Program { return n.programs.Programs[name] }
 
 // Index returns the number of a device.
 func (n *Node) Index(device string) uint32 { return uint32(n.devices[device].Attrs().Index) }
 
-// MAC returns the address of a device.
 func (n *Node) MAC(device string) MAC { return MAC(n.devices[device].Attrs().HardwareAddr) }
 
 // Within runs a function in the network namespace of the node.
@@ -145,7 +143,7 @@ func (n *Node) Within(f func() error) error { return n.do(f) }
 // Reset empties the maps and writes what is so on a node where no egress policy
 // chooses a pod: its pods, the cluster, the configuration.
 func (n *Node) Reset() error {
-	err := errors.Join(n.UseSlot(slotInForce), n.emptySlots(), n.forgetDecided(), n.forgetTraffic())
+	err := errors.Join(n.UseSlot(activeSlot), n.emptySlots(), n.forgetDecided(), n.forgetTraffic())
 	if err != nil {
 		return err
 	}

@@ -8,7 +8,6 @@ import (
 	"net/netip"
 )
 
-// Packet is what a packet says.
 type Packet struct {
 	EthernetDst, EthernetSrc MAC
 	EtherType                uint16

@@ -10,8 +10,8 @@ import (
 	"github.com/sluice-net/sluice/bpf"
 )
 
-// slotInForce is the slot of programs that have not been given another one.
-const slotInForce uint32 = 0
+// activeSlot is the slot of programs that have not been given another one.
+const activeSlot uint32 = 0
 
 // newSlot makes one of each of the maps that programs have in slots, by the names of
 // those, with room for some entries.
@@ -66,7 +66,7 @@ func (n *Node) UseSlot(number uint32) error {
 // emptySlots has all slots but the first be empty.
 func (n *Node) emptySlots() error {
 	for number, slot := range n.slots {
-		if uint32(number) == slotInForce {
+		if uint32(number) == activeSlot {
 			continue
 		}
 		for name := range slot {

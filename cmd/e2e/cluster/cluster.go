@@ -201,7 +201,7 @@ func (c *Cluster) Compact() (revision int64) {
 }
 
 // startOnFreePort picks a port and starts the API server on it; another one if
-// somebody was faster.
+// another process took it before.
 func (c *Cluster) startOnFreePort() (err error) {
 	for range startTries {
 		if c.port, err = freePort(); err != nil {

@@ -118,7 +118,7 @@ func (c *Cluster) run(name string, args ...string) (*process.Process, error) {
 	return process.Start(name, filepath.Join(c.dir, name+".log"), c.command(context.Background(), args...))
 }
 
-// freePort returns a port that nobody listens on at the moment.
+// freePort returns a port that nothing listens on at the moment.
 func freePort() (int, error) {
 	var err error
 	for range startTries {

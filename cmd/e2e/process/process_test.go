@@ -61,7 +61,7 @@ func TestProcessDiesWithItsParent(t *testing.T) {
 }
 
 // running reports whether a process exists and is no zombie, as which an
-// orphan stays where nobody reaps it.
+// orphan stays where nothing reaps it.
 func running(pid int) bool {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
