@@ -157,16 +157,22 @@ func (m *Memory) dropSlot(slot uint32) error {
 	return nil
 }
 
+// What active looks for, which tests ask hundreds of times after each write.
+var (
+	statePath = path.Join(layoutDir, StateMap)
+	slotDirs  = [Slots]string{slotPath(0, ""), slotPath(1, "")}
+)
+
 // active returns the map of a name that packets use, nil if there is none.
 func (m *Memory) active(name string) memoryStore {
 	if store, found := m.maps[name]; found {
 		return store
 	}
 	slot := uint32(0)
-	if state, ok := m.maps[path.Join(layoutDir, StateMap)].(*memoryMap[StateKey, StateValue]); ok {
+	if state, ok := m.maps[statePath].(*memoryMap[StateKey, StateValue]); ok {
 		slot = state.entries[StateKey{}].Value.Slot % Slots
 	}
-	return m.maps[slotPath(slot, name)]
+	return m.maps[slotDirs[slot]+"/"+name]
 }
 
 // OnWrite has f called after every single write, also a failed one, before the

@@ -49,8 +49,9 @@ func newChecker(m *bpf.Memory) *checker {
 func (c *checker) written(w bpf.Write, r bpf.Reader) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	write := w.String()
 	for p, h := range c.probes {
-		c.take(p, h, w.String(), r)
+		c.take(p, h, write, r)
 	}
 }
 

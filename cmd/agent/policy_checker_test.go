@@ -54,9 +54,10 @@ func (c *policyChecker) written(w bpf.Write, r bpf.Reader) {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	write := w.String()
 	for _, probes := range c.probes {
 		for _, p := range probes {
-			c.take(p, w.String(), r)
+			c.take(p, write, r)
 		}
 	}
 }

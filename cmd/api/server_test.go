@@ -126,7 +126,10 @@ func TestStarting(t *testing.T) {
 	h, server := newServerHive(t, []string{"--api-listen=127.0.0.1:0", "--metrics-listen=127.0.0.1:0", "--socket=" + socket},
 		cell.Invoke(func(lc cell.Lifecycle, s *Server) {
 			lc.Append(cell.Hook{OnStart: func(cell.HookContext) error {
-				s.handlers.limits.startWait = time.Millisecond
+				h := s.handlers
+				for _, l := range []*limits{h.limits, h.metricsLimits, h.socketLimits} {
+					l.startWait = time.Millisecond
+				}
 				close(loading)
 				<-loaded
 				return nil

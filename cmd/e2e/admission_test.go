@@ -136,6 +136,7 @@ var foreign = map[string]struct {
 // TestAdmissionPolicy: an agent writes what is of its node, and nothing of others,
 // though all have one service account.
 func TestAdmissionPolicy(t *testing.T) {
+	t.Parallel()
 	c := startCluster(t)
 	for _, node := range []string{localNode, "node-2"} {
 		c.CreateNode(cluster.Node{Name: node, Labels: map[string]string{"zone": "a"}})

@@ -86,6 +86,7 @@ func awaitAddrs(a *agent, name string, want ...string) {
 // TestAnnounce: an agent knows the address of another node's new pod, of which the
 // status says nothing, as the CNI plugin has told the agent there.
 func TestAnnounce(t *testing.T) {
+	t.Parallel()
 	c := startCluster(t)
 	c.CreateNamespace("prod", nil)
 	for _, node := range []string{localNode, "node-2"} {

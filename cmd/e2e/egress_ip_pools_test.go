@@ -123,6 +123,7 @@ func awaitPool(
 // TestEgressIPPools: two operators give nodes blocks of ports and policies addresses, in the
 // status of a pool, and go on from there when the one that leads is killed.
 func TestEgressIPPools(t *testing.T) {
+	t.Parallel()
 	c := startCluster(t)
 	populate(c)
 	c.Apply(poolManifests)

@@ -66,6 +66,7 @@ status: {agentVersion: v1, egressVoters: %d}
 // that vote, and has another node take the place of one that is gone; and chooses them anew when
 // the object is deleted.
 func TestEgressVoters(t *testing.T) {
+	t.Parallel()
 	c := startCluster(t)
 	populate(c)
 	c.Apply(poolManifests)

@@ -202,6 +202,7 @@ func awaitEvent(a *agent, c *cluster.Cluster, kind, name, reason, text string) {
 // TestObjectStatus: objects say the status of policies on three nodes, and go on to after
 // the operator that leads is killed; at rest next to nothing is asked of the API server.
 func TestObjectStatus(t *testing.T) {
+	t.Parallel()
 	const egressKind = "CiliumEgressGatewayPolicy"
 	c := startCluster(t)
 	populate(c)

@@ -17,7 +17,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/time/rate"
 	discoveryv1 "k8s.io/api/discovery/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -39,11 +38,10 @@ const (
 	// Writes of a node, which all agents watch: more is never needed for long.
 	writeRate, writeBurst = 10, 10
 
+	// What is refused is tried again as soon as what fails: an API server that has just started
+	// knows no rights for a moment.
 	retryMin = 250 * time.Millisecond
 	retryMax = 5 * time.Minute
-	// retryRefused is the least time until something is tried again that fails until
-	// an operator grants a permission.
-	retryRefused = time.Minute
 
 	healthy = "Announces new pods, and addresses of this node"
 )
@@ -106,11 +104,7 @@ func (a *announcer) run(ctx context.Context, health cell.Health) error {
 			continue
 		}
 		health.Degraded("Cannot announce new pods and addresses to other nodes", failed)
-		delay := retry.Step()
-		if apierrors.IsForbidden(failed) || apierrors.IsInvalid(failed) {
-			delay = max(delay, retryRefused)
-		}
-		if !pause.For(ctx, delay) {
+		if !pause.For(ctx, retry.Step()) {
 			return nil
 		}
 	}

@@ -318,6 +318,22 @@ func TestRefused(t *testing.T) {
 	})
 }
 
+// An API server that has just started refuses what it accepts a moment later.
+func TestRefusedForAMoment(t *testing.T) {
+	in(t, nil, func(w *world) {
+		w.server.fails = apierrors.NewForbidden(Resource.GroupResource(), "sluice-node-1-ipv4",
+			errors.New("no"))
+		w.pod(1, "node-1")
+		w.attach(1, ipv4(1))
+		require.Empty(w, w.written())
+		w.server.mu.Lock()
+		w.server.fails = nil
+		w.server.mu.Unlock()
+		time.Sleep(10 * time.Second)
+		require.Len(w, w.written(), 1)
+	})
+}
+
 // The addresses of the node that its object does not have are told, and only when they change.
 func TestAddressesOfNode(t *testing.T) {
 	in(t, nil, func(w *world) {

@@ -29,6 +29,7 @@ import (
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
 	"github.com/sluice-net/sluice/tables/tablestest"
+	"github.com/sluice-net/sluice/testdata/await"
 )
 
 // TestMain runs the tests in a network namespace of their own: the addresses are real.
@@ -223,7 +224,7 @@ func (w *world) wants(addr netip.Addr, node string) {
 
 func (w *world) eventually(what string, holds func() bool) {
 	w.Helper()
-	for end := time.Now().Add(20 * time.Second); !holds(); time.Sleep(10 * time.Millisecond) {
+	for end := time.Now().Add(await.Bound); !holds(); time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(end) {
 			w.health.Lock()
 			defer w.health.Unlock()

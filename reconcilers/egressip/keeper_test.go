@@ -19,6 +19,7 @@ import (
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/bpf/frames"
 	"github.com/sluice-net/sluice/tables"
+	"github.com/sluice-net/sluice/testdata/await"
 )
 
 // An address comes with the votes, is announced several times, and goes with them. Its entry stays
@@ -45,7 +46,7 @@ func TestAddressComesAndGoes(t *testing.T) {
 	known.Reconciled = tables.Done()
 	w.portOwners.Put(&known)
 	for n := 0; n < 2; {
-		require.NoError(t, listen.SetDeadline(time.Now().Add(20*time.Second)))
+		require.NoError(t, listen.SetDeadline(time.Now().Add(await.Bound)))
 		p, _, err := listen.Read()
 		require.NoError(t, err)
 		if p.SenderIP == v4 && p.TargetIP == v4 &&
@@ -55,7 +56,7 @@ func TestAddressComesAndGoes(t *testing.T) {
 		}
 	}
 	for n := 0; n < 2; {
-		require.NoError(t, listen6.SetDeadline(time.Now().Add(20*time.Second)))
+		require.NoError(t, listen6.SetDeadline(time.Now().Add(await.Bound)))
 		m, _, _, err := listen6.ReadFrom()
 		require.NoError(t, err)
 		if na, ok := m.(*ndp.NeighborAdvertisement); ok && na.TargetAddress == v6 {

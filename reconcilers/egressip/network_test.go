@@ -9,6 +9,8 @@ import (
 	"github.com/mdlayher/arp"
 	"github.com/mdlayher/ndp"
 	"github.com/stretchr/testify/require"
+
+	"github.com/sluice-net/sluice/testdata/await"
 )
 
 // An answer to a solicitation is a conflict of IPv6.
@@ -45,7 +47,7 @@ func TestAnnouncedWithTheLink(t *testing.T) {
 	require.NoError(t, err)
 	defer listen.Close()
 	announced := func(times int) {
-		require.NoError(t, listen.SetDeadline(time.Now().Add(20*time.Second)))
+		require.NoError(t, listen.SetDeadline(time.Now().Add(await.Bound)))
 		for n := 0; n < times; {
 			p, _, err := listen.Read()
 			require.NoError(t, err)

@@ -15,7 +15,6 @@ import (
 	"github.com/cilium/statedb/reconciler"
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/time/rate"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
@@ -34,11 +33,10 @@ const (
 	fieldManager   = "sluice-agent"
 	requestTimeout = 30 * time.Second
 
+	// What is refused is tried again as soon as what fails: an API server that has just started
+	// knows neither rights nor CRDs for a moment.
 	retryMin = time.Second
 	retryMax = 5 * time.Minute
-	// retryRefused is the least time until a retry of what fails until an operator grants a
-	// right or installs the CRD.
-	retryRefused = time.Minute
 
 	// repeat is how often an unchanged report is written: it may have been deleted, and only
 	// the leader reads it. If it exists, the API server writes nothing.
@@ -82,11 +80,7 @@ func (r *reporter) run(ctx context.Context, health cell.Health) error {
 			if serr := r.mark(reconciler.StatusError(err)); serr != nil {
 				return serr
 			}
-			delay := retry.Step()
-			if apierrors.IsForbidden(err) || apierrors.IsNotFound(err) {
-				delay = max(delay, retryRefused)
-			}
-			if !pause.Until(ctx, delay, changed[1]) { // without a Node there is nothing to write to
+			if !pause.Until(ctx, retry.Step(), changed[1]) { // without a Node there is nothing to write to
 				return nil
 			}
 			continue

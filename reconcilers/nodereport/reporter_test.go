@@ -272,6 +272,19 @@ func TestRefused(t *testing.T) {
 	}
 }
 
+// An API server that has just started refuses what it accepts a moment later.
+func TestRefusedForAMoment(t *testing.T) {
+	in(t, func(w *world) {
+		w.fail(apierrors.NewForbidden(Resource.GroupResource(), "node-1", errors.New("no")))
+		w.tell("web", 10)
+		time.Sleep(15 * time.Second)
+		require.Equal(w, reconciler.StatusKindError, w.kind("web"))
+		w.fail(nil)
+		time.Sleep(30 * time.Second)
+		require.Equal(w, reconciler.StatusKindDone, w.kind("web"))
+	})
+}
+
 // Whatever the policies, a report is below 1 MiB, and what is wrong is in it.
 func TestReportIsBounded(t *testing.T) {
 	db := statedb.New()
