@@ -47,6 +47,7 @@ type StreamReport struct {
 	Answered  uint64 // whose answer came back
 	Reordered uint64 // answers that came after one of a later datagram
 	Twice     uint64 // further answers
+	Gap       uint64 // most datagrams in succession without an answer, though a later one has one
 	Missing   []uint64
 	Sources   map[netip.AddrPort]uint64 // that the server saw
 }
@@ -202,8 +203,12 @@ func (s *Stream) take(number uint64) {
 func (s *Stream) Report() StreamReport {
 	s.mu.Lock()
 	r := s.report
+	next := uint64(0) // after the last one answered
 	for number, answered := range s.answered {
-		if !answered && len(r.Missing) < maxMissing {
+		switch {
+		case answered:
+			r.Gap, next = max(r.Gap, uint64(number)-next), uint64(number)+1
+		case len(r.Missing) < maxMissing:
 			r.Missing = append(r.Missing, uint64(number))
 		}
 	}
