@@ -6,6 +6,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -79,4 +81,22 @@ func (l *timeline) since(begin time.Time, except ...string) string {
 		}
 	}
 	return text.String()
+}
+
+// waited returns for how long the threads of a process have waited for a processor so far.
+func waited(t *testing.T, pid int) (total time.Duration) {
+	t.Helper()
+	files, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", pid))
+	require.NoError(t, err)
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			continue // the thread has ended
+		}
+		var ran, delay time.Duration
+		if _, err := fmt.Sscan(string(text), &ran, &delay); err == nil {
+			total += delay
+		}
+	}
+	return total
 }

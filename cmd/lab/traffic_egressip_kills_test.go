@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"strconv"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -110,8 +111,10 @@ func (k *kills) kill(number int) {
 		}
 	}
 	answered("flows go on")
+	waits := k.waits()
 	begin := time.Now()
 	k.powerOff(from)
+	off := time.Since(begin)
 	for _, addr := range movings {
 		k.eventually("another node has the address", func() error {
 			if n := k.has(addr); n != to {
@@ -121,6 +124,9 @@ func (k *kills) kill(number int) {
 		})
 	}
 	answered("flows go on by another node")
+	for name, wait := range k.waits() {
+		waits[name] = (wait - waits[name]).Round(time.Millisecond)
+	}
 	for _, addr := range movings {
 		outage := time.Duration(flows[addr].Report().Gap) * time.Second / killRate
 		k.outages = append(k.outages, outage)
@@ -133,7 +139,8 @@ func (k *kills) kill(number int) {
 			k.reports[addr] = append(k.reports[addr], r)
 		})
 	}
-	k.t.Logf("kill %d of %s:%s", number, from.Name, k.line.since(begin, from.Name))
+	k.t.Logf("kill %d of %s, which took %s; waits for a processor: %v, load %s:%s", number, from.Name,
+		off.Round(time.Millisecond), waits, loadAverage(k.t), k.line.since(begin, from.Name))
 	k.powerOn(from)
 	for _, n := range k.Nodes[:3] {
 		if n != from {
@@ -141,6 +148,25 @@ func (k *kills) kill(number int) {
 		}
 	}
 	k.answers(from, k.Nodes[0])
+}
+
+// waits returns for how long the agents, and this process, have waited for a processor so far.
+func (k *kills) waits() map[string]time.Duration {
+	k.t.Helper()
+	waits := map[string]time.Duration{"this test": waited(k.t, os.Getpid())}
+	for _, n := range k.Nodes[:3] {
+		waits[n.Name] = waited(k.t, n.Agent.PID())
+	}
+	return waits
+}
+
+// loadAverage returns the load of the machine in the last minute.
+func loadAverage(t *testing.T) string {
+	t.Helper()
+	text, err := os.ReadFile("/proc/loadavg")
+	require.NoError(t, err)
+	average, _, _ := strings.Cut(string(text), " ")
+	return average
 }
 
 // settled returns the node that has the addresses, once all nodes that vote want them there.
