@@ -57,8 +57,8 @@ func TestTrafficEgressIPKills(t *testing.T) {
 // kills are those of a test.
 type kills struct {
 	*moving
-	line    *timeline
-	ended   sync.WaitGroup // flows of former kills
+	line  *timeline
+	ended sync.WaitGroup // flows of former kills
 
 	outages   times // without answers
 	announced times // from the kill to the first announcement of the next owner
