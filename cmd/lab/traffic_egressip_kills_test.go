@@ -35,7 +35,15 @@ func TestTrafficEgressIPKills(t *testing.T) {
 	k := kills{moving: newMoving(t, 225*time.Millisecond), line: &timeline{},
 		reports: map[netip.Addr][]StreamReport{}}
 	k.followAll()
+	begin := time.Now()
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("in the world %s is at %s, %s at %s; since the last kill began:%s", moving4,
+				k.neighbor(moving4), moving6, k.neighbor(moving6), k.line.since(begin))
+		}
+	})
 	for kill := range count {
+		begin = time.Now()
 		var cancel context.CancelFunc
 		k.ctx, cancel = context.WithTimeout(context.Background(), timeout)
 		k.kill(kill)
