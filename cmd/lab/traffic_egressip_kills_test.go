@@ -5,6 +5,7 @@ package lab
 import (
 	"context"
 	"fmt"
+	"math/rand/v2"
 	"net/netip"
 	"os"
 	"strconv"
@@ -127,6 +128,7 @@ func (k *kills) kill(number int) {
 		}
 	}
 	answered("flows go on")
+	time.Sleep(rand.N(100 * time.Millisecond)) // at any time between probes
 	waits := k.waits()
 	begin := time.Now()
 	k.powerOff(from)
