@@ -31,7 +31,7 @@ type moment struct {
 }
 
 // follow adds the changes of a table of a node to the timeline until the test ends, each as the
-// text of its row, empty for none.
+// text of its row.
 func follow[Row any](t *testing.T, line *timeline, n *Node, table string, text func(Row) string) {
 	t.Helper()
 	request, err := http.NewRequestWithContext(
@@ -47,7 +47,7 @@ func follow[Row any](t *testing.T, line *timeline, n *Node, table string, text f
 		defer response.Body.Close()
 		for changes := json.NewDecoder(response.Body); ; {
 			var change struct {
-				Object  Row  `json:"obj"`
+				Object  *Row `json:"obj"` // none: nothing has changed for a while
 				Deleted bool `json:"deleted,omitempty"`
 			}
 			if err := changes.Decode(&change); err != nil {
@@ -56,8 +56,8 @@ func follow[Row any](t *testing.T, line *timeline, n *Node, table string, text f
 				}
 				return
 			}
-			if said := text(change.Object); said != "" && !change.Deleted {
-				line.add(moment{time.Now(), n.Name, said})
+			if change.Object != nil && !change.Deleted {
+				line.add(moment{time.Now(), n.Name, text(*change.Object)})
 			}
 		}
 	}()
