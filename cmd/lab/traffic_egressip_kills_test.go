@@ -70,7 +70,7 @@ type kills struct {
 	ended sync.WaitGroup // flows of former kills
 
 	outages   times // without answers
-	announced times // from the kill to the first announcement of the next owner
+	announced times // from the last packet of the former owner to the next one's announcement
 
 	mu      sync.Mutex
 	reports map[netip.Addr][]StreamReport
@@ -146,7 +146,8 @@ func (k *kills) kill(number int) {
 		waits[name] = (wait - waits[name]).Round(time.Millisecond)
 	}
 	for _, addr := range movings {
-		announced, packet := k.took(fmt.Sprintf("kill %d of %s", number, from.Name), addr, to, begin)
+		died := k.lastUse(addr, from, begin)
+		announced, packet := k.took(fmt.Sprintf("kill %d of %s", number, from.Name), addr, to, died)
 		if outage := flows[addr].Report().Gap.Round(time.Millisecond); packet < soonest {
 			k.t.Logf("kill %d: no answers for %s, not counted: it was moving already", number, outage)
 		} else {
@@ -170,6 +171,17 @@ func (k *kills) kill(number int) {
 		}
 	}
 	k.answers(from, k.Nodes[0])
+}
+
+// lastUse returns when the world got the last packet from an address by a node, a time if none did
+// after that.
+func (k *kills) lastUse(addr netip.Addr, by *Node, last time.Time) time.Time {
+	for _, u := range k.uses.all() {
+		if u.addr == addr && u.what == usePacket && k.macs[u.mac] == by.Name && u.at.After(last) {
+			last = u.at
+		}
+	}
+	return last
 }
 
 // waits returns for how long the agents, and this process, have waited for a processor so far.
