@@ -130,7 +130,7 @@ func (k *keeper) keep(ctx context.Context, o *owned) {
 	case !o.assigned && !o.isKnown:
 		k.check(ctx, o)
 	case k.guarded(o):
-		k.bring(o, isUp)
+		k.bring(o, device, isUp)
 	default:
 		o.problem = nil // soon
 	}
@@ -152,19 +152,21 @@ func (k *keeper) withdraw(o *owned) {
 	})
 }
 
-// bring gives an address to its device, and announces it.
-func (k *keeper) bring(o *owned, isUp bool) {
+// bring announces an address, and gives it to its device.
+func (k *keeper) bring(o *owned, device *tables.Device, isUp bool) {
 	ifIndex, assigned := int(o.ifIndex), false
 	o.due = k.now() + retryAssign
-	k.work(o, func() error {
+	k.work(o, func() (announced error) {
+		// The programs serve it already. To give it to the device waits for all others that
+		// configure the network of the machine.
+		if isUp {
+			announced = k.announcer.announce(o.addr, device)
+		}
 		if err := assign(o.addr, ifIndex); err != nil {
 			return err
 		}
 		assigned = true
-		if !isUp {
-			return nil
-		}
-		return k.announcer.announce(o.addr, ifIndex)
+		return announced
 	}, func(err error) {
 		o.assigned = o.assigned || assigned
 		o.brought(err, assigned, isUp, k.now())
