@@ -59,7 +59,8 @@ fuzz: ## Run each fuzzer for FUZZTIME
 		done; \
 	done
 
-# How often make soak repeats the attacks, and for how long it sends packets of the fuzzer.
+# How often make soak repeats the attacks, and for how long it sends packets of the fuzzer, and has
+# addresses that move beside busy processes.
 SOAKCOUNT ?= 20
 SOAKTIME  ?= 1h
 ATTACKS   := OverlayForged.*|OverlayKeysRotate|Traffic(Ports|Connections)AreShared|TrafficExternalIPs
@@ -67,10 +68,12 @@ ATTACKS   := ^Test($(ATTACKS)|Policy(BridgeCopies|Link|ForgottenPod|Tampered|Ser
 FRAMES    := ^Test(ChecksumsWrittenLater|TaggedFrames|FragmentsAreNotTheHosts|RepliesThatTheHostForgot|ServiceEntriesAreShared)$$
 
 .PHONY: soak
-soak: ## Repeat the attacks of docs/security.md, send packets of the fuzzer for SOAKTIME, and look for races; needs root, hours
+soak: ## Repeat the attacks of docs/security.md, kill gateways, send packets of the fuzzer for SOAKTIME, and look for races; needs root, hours
 	SLUICE_REQUIRE_PRIVILEGED=1 go test -count=$(SOAKCOUNT) -timeout 12h -run '$(ATTACKS)' ./cmd/lab
 	SLUICE_REQUIRE_PRIVILEGED=1 go test -count=$(SOAKCOUNT) -timeout 12h -run '$(FRAMES)' ./bpf/datapath
 	SLUICE_REQUIRE_PRIVILEGED=1 SLUICE_RANDOM_SEEDS=$(SOAKCOUNT) go test -count=1 -timeout 12h -run '^TestTrafficEgressIPRandom$$' ./cmd/lab
+	SLUICE_REQUIRE_PRIVILEGED=1 SLUICE_TEST_BUSY=$(SOAKTIME) go test -v -count=1 -timeout 12h -run '^TestTrafficEgressIPBusy$$' ./cmd/lab
+	SLUICE_REQUIRE_PRIVILEGED=1 SLUICE_TEST_KILLS=1000 go test -v -count=1 -timeout 12h -run '^TestTrafficEgressIPKills$$' ./cmd/lab
 	go test -count=1 -timeout 1h -run '^TestMemoryIsBounded$$' ./cmd/agent
 	SLUICE_REQUIRE_PRIVILEGED=1 go test -run '^$$' -fuzz '^FuzzPackets$$' -fuzztime $(SOAKTIME) -fuzzminimizetime 10x ./bpf/datapath
 	$(MAKE) race

@@ -278,23 +278,25 @@ func (m *moving) chat() {
 	}()
 }
 
-// took logs how long after a time a node announced an address and sent with it.
-func (m *moving) took(what string, addr netip.Addr, n *Node, since time.Time) {
-	var first [2]time.Duration
+// took logs how long after a time a node announced an address and sent with it, and returns that.
+func (m *moving) took(
+	what string, addr netip.Addr, n *Node, since time.Time,
+) (announced, packet time.Duration) {
 	for _, u := range m.uses.all() {
 		if u.addr != addr || m.macs[u.mac] != n.Name || u.at.Before(since) {
 			continue
 		}
-		i := 0
+		first := &announced
 		if u.what == usePacket {
-			i = 1
+			first = &packet
 		}
-		if first[i] == 0 {
-			first[i] = u.at.Sub(since).Round(time.Millisecond)
+		if *first == 0 {
+			*first = u.at.Sub(since).Round(time.Millisecond)
 		}
 	}
 	m.t.Logf("%s: %s at %s: announced after %s, first packet after %s",
-		what, addr, n.Name, first[0], first[1])
+		what, addr, n.Name, announced, packet)
+	return announced, packet
 }
 
 // What happens to an agent.

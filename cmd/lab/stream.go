@@ -42,11 +42,12 @@ func (s *server) count(b []byte, source netip.AddrPort) {
 // StreamReport says what became of the datagrams of a stream.
 type StreamReport struct {
 	Sent      uint64
-	Refused   uint64 // of which the sender's kernel said that they could not be sent
-	Received  uint64 // by the server
-	Answered  uint64 // whose answer came back
-	Reordered uint64 // answers that came after one of a later datagram
-	Twice     uint64 // further answers
+	Refused   uint64        // of which the sender's kernel said that they could not be sent
+	Received  uint64        // by the server
+	Answered  uint64        // whose answer came back
+	Reordered uint64        // answers that came after one of a later datagram
+	Twice     uint64        // further answers
+	Gap       time.Duration // longest time in which no datagram was sent that was answered
 	Missing   []uint64
 	Sources   map[netip.AddrPort]uint64 // that the server saw
 }
@@ -80,8 +81,9 @@ type Stream struct {
 
 	mu       sync.Mutex // of what follows
 	report   StreamReport
-	answered []bool // by sequence number
-	highest  uint64 // of the answers
+	answered []bool      // by sequence number
+	sentAt   []time.Time // likewise
+	highest  uint64      // of the answers
 }
 
 // maxMissing bounds a list in a report.
@@ -158,7 +160,7 @@ func (s *Stream) begin() bool {
 		return false
 	}
 	s.report.Sent++
-	s.answered = append(s.answered, false)
+	s.answered, s.sentAt = append(s.answered, false), append(s.sentAt, time.Now())
 	return true
 }
 
@@ -202,8 +204,12 @@ func (s *Stream) take(number uint64) {
 func (s *Stream) Report() StreamReport {
 	s.mu.Lock()
 	r := s.report
+	next := 0 // after the last one answered
 	for number, answered := range s.answered {
-		if !answered && len(r.Missing) < maxMissing {
+		switch {
+		case answered:
+			r.Gap, next = max(r.Gap, s.sentAt[number].Sub(s.sentAt[next])), number+1
+		case len(r.Missing) < maxMissing:
 			r.Missing = append(r.Missing, uint64(number))
 		}
 	}

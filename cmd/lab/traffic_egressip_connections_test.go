@@ -3,6 +3,7 @@
 package lab
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -46,6 +47,39 @@ func (m *moving) goOn(all connections) {
 	}
 }
 
+// askAll asks by all connections at the same moment, and returns after how long each had its answer.
+// The test fails if one ends, or has another egress address than it began with.
+func (m *moving) askAll(all connections) (took times) {
+	m.t.Helper()
+	type answer struct {
+		took time.Duration
+		err  error
+	}
+	answers, begin, count := make(chan answer), time.Now(), 0
+	for addr, conns := range all {
+		for i, conn := range conns {
+			count++
+			go func() {
+				source, err := m.askOn(conn)
+				if err == nil && source != addr {
+					err = fmt.Errorf("it has %s", source)
+				}
+				if err != nil {
+					err = fmt.Errorf("connection %d with %s: %w", i, addr, err)
+				}
+				answers <- answer{time.Since(begin), err}
+			}()
+		}
+	}
+	var errs []error
+	for range count {
+		a := <-answers
+		took, errs = append(took, a.took), append(errs, a.err)
+	}
+	require.NoError(m.t, errors.Join(errs...))
+	return took
+}
+
 // powerOff has a node say nothing more, neither to others nor to the world; powerOn undoes it.
 func (m *moving) powerOff(n *Node) {
 	m.t.Helper()
@@ -73,31 +107,33 @@ func TestTrafficEgressIPConnections(t *testing.T) {
 		count, err = strconv.Atoi(text)
 		require.NoError(t, err, envConnections)
 	}
-	m := newMoving(t, time.Second)
+	m := newMoving(t, 225*time.Millisecond)
 	m.chat()
 	all := m.connect(count)
 	from := m.owner(moving4)
 	to := m.other(from)
-	moved := func(what string, n *Node) {
-		t.Helper()
-		begin := time.Now()
+	t.Logf("all of %d connections have answers: %s", 2*count, m.askAll(all))
+	for _, change := range []struct {
+		what string
+		make func()
+		to   *Node
+	}{
+		{"drained", func() { m.change(from, func(s *nodeState) { s.drained = true }) }, to},
+		{"back", func() { m.change(from, func(s *nodeState) { s.drained = false }) }, from},
+		{"without power", func() { m.powerOff(from) }, to},
+		{"power is back", func() { m.powerOn(from) }, from},
+	} {
+		change.make()
+		took := m.askAll(all)
 		for _, addr := range movings {
-			m.carries(addr, n)
+			m.carries(addr, change.to)
 		}
 		m.goOn(all)
 		m.goOn(m.connect(3))
 		m.invariant()
-		t.Logf("%s: %d connections go on by %s after %s", what, 2*count, n.Name,
-			time.Since(begin).Round(time.Millisecond))
+		t.Logf("%s: %d connections go on by %s, and have answers after: %s",
+			change.what, 2*count, change.to.Name, took)
 	}
-	m.change(from, func(s *nodeState) { s.drained = true })
-	moved("drained", to)
-	m.change(from, func(s *nodeState) { s.drained = false })
-	moved("back", from)
-	m.powerOff(from)
-	moved("without power", to)
-	m.powerOn(from)
-	moved("power is back", from)
 }
 
 // TestTrafficEgressIPOfGateway: connections of a pod that is on a gateway go on when the address

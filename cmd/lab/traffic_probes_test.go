@@ -14,7 +14,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/tables"
 )
 
@@ -197,36 +196,4 @@ func TestTrafficGatewayDrained(t *testing.T) {
 	}
 	cordon(false)
 	p.becomes(p.pod.Namespace, ServerIPv4, n2.OutsideIPv4)
-}
-
-// TestTrafficProbesAnswered sends as many probes to a gateway as it answers, and logs the time that
-// each takes, with all that the kernels of both nodes do for it: what docs/egress-semantics.md says
-// of the cost.
-func TestTrafficProbesAnswered(t *testing.T) {
-	t.Parallel()
-	p := newProbesTest(t)
-	n1, n2 := p.Nodes[0], p.Nodes[1]
-	answered := func() uint64 {
-		device, err := n1.link(tables.OverlayDeviceName)
-		require.NoError(t, err)
-		return device.Attrs().Statistics.RxPackets
-	}
-	conn, err := n1.Dial(p.ctx, "udp", netip.AddrPortFrom(n2.IPv4, overlayPort))
-	require.NoError(t, err)
-	defer conn.Close()
-	const probes = 50_000
-	before, begin := answered(), time.Now()
-	for i := range uint64(probes) {
-		frame := bpf.ProbeFrame(*overlayKey(overlayKeyA), bpf.ProbeRequest, n1.IPv4, n2.IPv4, i)
-		_, err := conn.Write(append([]byte{8, 0, 0, 0, 0, 0, 7, 0}, frame...))
-		require.NoError(t, err)
-	}
-	took := time.Since(begin)
-	p.eventually("all probes are answered", func() error {
-		if n := answered() - before; n < probes {
-			return fmt.Errorf("%d of %d are", n, probes)
-		}
-		return nil
-	})
-	t.Logf("%.1f µs for a probe and its answer, of both nodes", float64(took.Microseconds())/probes)
 }

@@ -143,7 +143,7 @@ func (d times) String() string {
 	at := func(percent int) time.Duration {
 		return d[(len(d)-1)*percent/100].Round(10 * time.Microsecond)
 	}
-	return fmt.Sprintf("median %s, p99 %s, slowest %s", at(50), at(99), at(100))
+	return fmt.Sprintf("median %s, p90 %s, p99 %s, slowest %s", at(50), at(90), at(99), at(100))
 }
 
 // zeroCount counts pods, and datagrams.

@@ -209,7 +209,10 @@ func (w *world) start() {
 
 // link says whether the device has a carrier.
 func (w *world) link(isUp bool) {
-	w.devices.Put(&tables.Device{Index: w.near.Index, Name: w.near.Name, Up: true, OperUp: isUp})
+	w.devices.Put(&tables.Device{
+		Index: w.near.Index, Name: w.near.Name, MAC: w.near.HardwareAddr.String(), Up: true,
+		OperUp: isUp,
+	})
 }
 
 // wants has the node find that one shall have an address, which this one may have.

@@ -88,7 +88,7 @@ func (k *keeper) run(ctx context.Context, health cell.Health) error {
 		select {
 		case <-timer.C:
 			k.voted = k.vote()
-			next := k.Config.tick()
+			next := k.voter.pause()
 			if len(k.owned) == 0 && k.IPs.NumObjects(k.DB.ReadTxn()) == 0 {
 				next = lookIdle
 			}

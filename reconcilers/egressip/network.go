@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/tables"
 )
 
 const (
@@ -196,16 +197,18 @@ func linkLayer(direction ndp.Direction, ifi *net.Interface) []ndp.Option {
 // close one, as the kernel waits for all packets under way.
 type announcer struct{ packets *int }
 
-// announce tells all on the device's link that this node has an address.
-func (a *announcer) announce(addr netip.Addr, device int) error {
-	ifi, err := net.InterfaceByIndex(device)
+// announce tells all on the device's link that this node has an address. The device is one of the
+// table: to ask for it waits for all others that configure the network of the machine.
+func (a *announcer) announce(addr netip.Addr, device *tables.Device) error {
+	mac, err := net.ParseMAC(device.MAC)
+	ifi := &net.Interface{Index: device.Index, Name: device.Name, HardwareAddr: mac}
 	if err == nil && addr.Is4() {
 		err = a.announce4(ifi, addr)
 	} else if err == nil {
 		err = announce6(ifi, addr)
 	}
 	if err != nil {
-		return fmt.Errorf("announce %s at device %d: %w", addr, device, err)
+		return fmt.Errorf("announce %s at device %d: %w", addr, device.Index, err)
 	}
 	return nil
 }

@@ -41,6 +41,7 @@ type owned struct {
 	held       bool     // by a majority
 	generation uint32   // since when, as in the row
 	lapsed     uint64   // since when not
+	looked     uint64   // when that was looked at last
 	isGone     bool     // this node is no candidate any more
 	isKnown    bool     // it was in use before: by another node, or here by a former agent
 
@@ -65,7 +66,8 @@ func generationAt(t time.Time) uint32 {
 	return uint32(t.Sub(generationEpoch) / (100 * time.Millisecond))
 }
 
-// votes takes in who votes for this node.
+// votes takes in who votes for this node. If that was not looked at for longer than a vote is valid,
+// another node may have had the address meanwhile: it is announced anew.
 func (o *owned) votes(
 	entry bpf.VotesValue, kernel bpf.VotersValue, names map[netip.Addr]string, now uint64,
 ) {
@@ -79,8 +81,10 @@ func (o *owned) votes(
 		o.voters = append(o.voters, name)
 	}
 	slices.Sort(o.voters)
+	late := now-o.looked > kernel.Term
+	o.looked = now
 	switch {
-	case held && !o.held:
+	case held && (!o.held || late):
 		o.generation, o.announced, o.due = generationAt(time.Now()), 0, 0
 	case !held && o.held || o.lapsed == 0:
 		o.lapsed = now
@@ -126,7 +130,7 @@ func (k *keeper) keep(ctx context.Context, o *owned) {
 	case !o.assigned && !o.isKnown:
 		k.check(ctx, o)
 	case k.guarded(o):
-		k.bring(o, isUp)
+		k.bring(o, device, isUp)
 	default:
 		o.problem = nil // soon
 	}
@@ -148,33 +152,43 @@ func (k *keeper) withdraw(o *owned) {
 	})
 }
 
-// bring gives an address to its device, and announces it.
-func (k *keeper) bring(o *owned, isUp bool) {
+// bring announces an address, and gives it to its device.
+func (k *keeper) bring(o *owned, device *tables.Device, isUp bool) {
 	ifIndex, assigned := int(o.ifIndex), false
-	k.work(o, func() error {
+	o.due = k.now() + retryAssign
+	k.work(o, func() (announced error) {
+		// The programs serve it already. To give it to the device waits for all others that
+		// configure the network of the machine.
+		if isUp {
+			announced = k.announcer.announce(o.addr, device)
+		}
 		if err := assign(o.addr, ifIndex); err != nil {
 			return err
 		}
 		assigned = true
-		if !isUp {
-			return nil
-		}
-		return k.announcer.announce(o.addr, ifIndex)
+		return announced
 	}, func(err error) {
-		now := k.now()
 		o.assigned = o.assigned || assigned
-		switch {
-		case err != nil:
-			o.due = now + retryAssign
-		case !isUp:
-			o.due = now + announceLater
-		default:
-			o.due = now + announceLater
-			if o.announced++; o.announced < announceFirst {
-				o.due = now + announceSoon
-			}
-		}
+		o.brought(err, assigned, isUp, k.now())
 	})
+}
+
+// brought says when an address is announced next, after it was brought to its device.
+func (o *owned) brought(err error, assigned, isUp bool, now uint64) {
+	switch {
+	case o.due == 0: // votes ended and came again meanwhile
+	case err != nil && assigned: // as when votes ended: the programs drop what announces it
+		o.due = now + announceSoon
+	case err != nil:
+		o.due = now + retryAssign
+	case !isUp:
+		o.due = now + announceLater
+	default:
+		o.due = now + announceLater
+		if o.announced++; o.announced < announceFirst {
+			o.due = now + announceSoon
+		}
+	}
 }
 
 // guarded reports whether the programs are silent about the address without a majority.

@@ -228,8 +228,8 @@ func (w *network) step() {
 	w.flying = append(w.flying, later...)
 	for _, n := range w.nodes {
 		if w.time >= n.next {
-			n.next = w.time + uint64(DefaultConfig.tick())
 			n.agent()
+			n.next = w.time + uint64(n.voter.pause())
 		}
 	}
 	for _, addr := range w.addrs {

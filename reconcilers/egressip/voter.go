@@ -24,6 +24,7 @@ type voter struct {
 	from     uint64 // until then votes of the former agent may be valid
 	promises map[netip.Addr]promise
 	peers    map[netip.Addr]*peer // nodes that this one votes for, by underlay address
+	asked    bool                 // some node for its clock: votes for it are not valid yet
 }
 
 // promise says until when this node votes for no other node than this one. A node is its underlay
@@ -66,6 +67,7 @@ func (v *voter) vote(
 	sets []tables.VoterSet, now func() uint64, clockOf clocks,
 	own func(addr netip.Addr, until uint64) error,
 ) error {
+	v.asked = false
 	if len(sets) == 0 {
 		return v.write(nil)
 	}
@@ -105,6 +107,17 @@ func (v *voter) vote(
 		}
 	}
 	return errors.Join(append(errs, v.write(rows))...)
+}
+
+// answerSoon is how long a node has to answer its first votes, until they are repeated.
+const answerSoon = 2 * time.Millisecond
+
+// pause is for how long not to vote again: less if votes have no time of the node's clock yet.
+func (v *voter) pause() time.Duration {
+	if v.asked {
+		return min(v.Config.tick(), answerSoon)
+	}
+	return v.Config.tick()
 }
 
 // clocks returns what the node of an underlay address has answered to votes last.
@@ -166,7 +179,7 @@ func (v *voter) peer(node netip.Addr, clockOf clocks) *peer {
 		_, nonce, _ := clockOf(node) // listen tells what is wrong
 		nonce = max(nonce, uint64(time.Now().UnixNano()))
 		p = &peer{last: nonce, answered: nonce}
-		v.peers[node] = p
+		v.peers[node], v.asked = p, true
 	}
 	return p
 }

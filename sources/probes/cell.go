@@ -2,7 +2,7 @@
 
 // Package probes finds out which gateways this node reaches:
 //
-//	probe-targets, datapath-config, overlay-keys ──► probes ──► gateway-health
+//	probe-targets, nodes, datapath-config, overlay-keys ──► probes ──► gateway-health
 //
 // A probe goes over the overlay, as packets of flows do, and the programs of the other node answer
 // it: the agent there need not run. Probes are proven by the keys of the overlay; without a key
@@ -92,6 +92,7 @@ type params struct {
 	Jobs       job.Group
 	Datapath   Datapath
 	Targets    statedb.Table[*tables.ProbeTarget]
+	Nodes      statedb.Table[*tables.Node] // how many there are
 	Settings   statedb.Table[*tables.DatapathConfig]
 	Keys       statedb.Table[*tables.OverlayKeys]
 	Health     statedb.RWTable[*tables.GatewayHealth]

@@ -3,6 +3,7 @@
 package probes
 
 import (
+	"fmt"
 	"math/rand/v2"
 	"testing"
 	"time"
@@ -161,4 +162,29 @@ func TestInitializedByAnswers(t *testing.T) {
 	n.prober.initialized = func(statedb.WriteTxn) { at = n.now }
 	n.run(time.Second)
 	require.LessOrEqual(t, at-begin, 2*n.prober.settings.tick())
+}
+
+// TestLargeCluster: the more nodes there are, the less often each of them probes a gateway that has
+// flows. One that dies is lost as soon as in a small cluster.
+func TestLargeCluster(t *testing.T) {
+	for nodes, every := range map[int]time.Duration{
+		3: time.Second, 1_000: time.Second, 3_000: 3 * time.Second, 9_000: 5 * time.Second,
+	} {
+		n := newNetwork(t, "a", "b", "w")
+		for i := range nodes {
+			n.nodes.Put(&tables.Node{Name: fmt.Sprint("node-", i)})
+		}
+		n.run(time.Second)
+		n.flows[addrOf("a")] = true
+		n.run(10 * time.Second)
+		before := n.sent[addrOf("a")]
+		n.run(time.Minute)
+		require.InDelta(t, time.Minute/every, n.sent[addrOf("a")]-before, 1, "%d nodes", nodes)
+		n.cut[addrOf("a")] = true
+		died := n.now
+		for n.row("a").State == healthy {
+			n.run(1)
+		}
+		require.LessOrEqual(t, n.now-died, 4*75*time.Millisecond, "%d nodes", nodes)
+	}
 }

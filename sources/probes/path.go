@@ -13,9 +13,11 @@ import (
 
 const (
 	// How often a node is probed that has packets of this node's flows, and one that has none.
-	// Flows that get nothing back are noticed at once, so these are for all else.
-	probeActive = time.Second
-	probeIdle   = 5 * time.Second
+	// Flows that get nothing back are noticed at once, so these are for all else. All nodes may have
+	// flows by one gateway: in a large cluster it is probed less often, by this much for each node.
+	probeActive  = time.Second
+	probeIdle    = 5 * time.Second
+	probePerNode = time.Millisecond
 
 	// activeFor is for how long a node has flows after the last packet to it.
 	activeFor = 10 * time.Second
@@ -167,8 +169,14 @@ func (p *path) doubt(now time.Duration) bool {
 // probe that was sent after it was answered, and none was skipped.
 func (p *path) worked(since time.Duration) bool { return p.answer > since && p.missed < since }
 
-// due reports whether to send a probe now, if there is no doubt about any path.
-func (p *path) due(now time.Duration) bool {
+// activeEvery is how often a node with flows is probed in a cluster of so many nodes.
+func activeEvery(nodes int) time.Duration {
+	return min(max(probeActive, time.Duration(nodes)*probePerNode), probeIdle)
+}
+
+// due reports whether to send a probe now, if there is no doubt about any path. The cluster has so
+// many nodes.
+func (p *path) due(now time.Duration, nodes int) bool {
 	passed := now - p.sent
 	switch p.row.State {
 	case tables.PathLost, tables.PathUnprobed:
@@ -181,7 +189,7 @@ func (p *path) due(now time.Duration) bool {
 	}
 	every := probeIdle
 	if p.flowSent != 0 && now-p.flowSent < activeFor {
-		every = probeActive
+		every = activeEvery(nodes)
 	}
 	if p.flowSent > p.life && now-p.life >= p.tick() {
 		// A packet got nothing back yet. Those of some flows never do.

@@ -269,8 +269,9 @@ func (p *prober) send(key bpf.OverlayKey, now time.Duration) error {
 		p.round = now
 	}
 	var errs []error
+	nodes := p.Nodes.NumObjects(p.DB.ReadTxn())
 	for name, path := range p.paths {
-		if !all && (doubt || !path.due(now)) {
+		if !all && (doubt || !path.due(now, nodes)) {
 			continue
 		}
 		nonce := rand.Uint64()

@@ -40,6 +40,7 @@ type network struct {
 	flows    map[netip.Addr]bool // with packets to a node, and back from it unless it is cut
 	db       *statedb.DB
 	targets  tablestest.Table[*tables.ProbeTarget]
+	nodes    tablestest.Table[*tables.Node]
 	health   tablestest.Table[*tables.GatewayHealth]
 	keys     tablestest.Table[*tables.OverlayKeys]
 	settings tablestest.Table[*tables.DatapathConfig]
@@ -108,6 +109,7 @@ func newNetwork(t testing.TB, nodes ...string) *network {
 	}
 	t.Cleanup(func() { n.noted.Close() })
 	n.targets = tablestest.Open(t, n.db, tables.NewProbeTargetTable)
+	n.nodes = tablestest.Open(t, n.db, tables.NewNodeTable)
 	n.health = tablestest.Open(t, n.db, tables.NewGatewayHealthTable)
 	n.keys = tablestest.Open(t, n.db, tables.NewOverlayKeysTable)
 	n.settings = tablestest.Open(t, n.db, tables.NewDatapathConfigTable)
@@ -125,7 +127,7 @@ func (n *network) restart() {
 	n.prober = &prober{
 		params: params{
 			DB: n.db, Log: hivetest.Logger(n), Datapath: n, Targets: n.targets, Keys: n.keys,
-			Settings: n.settings, Health: n.health,
+			Settings: n.settings, Health: n.health, Nodes: n.nodes,
 		},
 		settings:    settings{75 * time.Millisecond, 3},
 		metrics:     newMetrics(),

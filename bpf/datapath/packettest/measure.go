@@ -227,6 +227,39 @@ func runOnce(p *ebpf.Program, packet []byte) (time.Duration, error) {
 	return took, err
 }
 
+// MeasureTunneled runs a program on frames that come by a tunnel, each from the node with the same
+// index, in turn, and the empty one on as many. The program has to redirect each: the kernel does
+// not do so in a run like this.
+func (n *Node) MeasureTunneled(
+	program string, nodes []netip.Addr, frames [][]byte, packets int,
+) (Cost, error) {
+	var total Cost
+	for i := range packets {
+		at := i % len(frames)
+		for _, inside := range []struct {
+			name string
+			took *time.Duration
+			want Verdict
+		}{{program, &total.Program, Redirect}, {"empty", &total.Empty, Next}} {
+			in := Input{Overlay: nodes[at]}
+			tunneled, err := n.tunneled(in, n.Program(inside.name))
+			if err != nil {
+				return Cost{}, err
+			}
+			verdict, took, err := tunneled.Benchmark(frames[at], 1, nil)
+			if err != nil {
+				return Cost{}, err
+			}
+			if Verdict(verdict) != inside.want {
+				return Cost{}, fmt.Errorf("run %s on a frame from %s: %s, not %s",
+					inside.name, nodes[at], Verdict(verdict), inside.want)
+			}
+			*inside.took += took
+		}
+	}
+	return Cost{total.Program / time.Duration(packets), total.Empty / time.Duration(packets)}, nil
+}
+
 // toldTurn is after how many packets is read what is told of them: the buffer has room
 // for more.
 const toldTurn = 4096

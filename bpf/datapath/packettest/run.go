@@ -165,6 +165,11 @@ func (n *Node) prepare(in Input) (*ebpf.Program, error) {
 	if !in.Overlay.IsValid() {
 		return program, nil
 	}
+	return n.tunneled(in, program)
+}
+
+// tunneled returns what is to be run to have a program run on a packet that comes by the overlay.
+func (n *Node) tunneled(in Input, program *ebpf.Program) (*ebpf.Program, error) {
 	arrival := struct {
 		key   tunnelKey
 		flags uint32
