@@ -21,32 +21,36 @@ import (
 )
 
 // keeper has the addresses at this node for which a majority votes. It has but one goroutine, which
-// never waits: beside it are those of the worker, and of what asks whether others use an address.
+// never waits: beside it are those of workers, and of what asks whether others use an address.
 type keeper struct {
 	params
-	voter       *voter
-	teller      *teller
-	socket      *sockets
-	worker      *worker
-	announcer   announcer // of the worker
-	entries     kernelEntries
-	now         func() uint64
-	initialized func(statedb.WriteTxn)
-	owned       map[netip.Addr]*owned // addresses that this node may have
-	checking    int                   // how many checks there are
-	set         *tables.EgressVoters  // nil: it is not known yet
-	setSince    uint64                // when the kernel and votes began to go by it
-	kernelSet   bpf.VotersValue
-	voted       error  // what was wrong with the last votes
-	said        string // in health
-	health      cell.Health
+	voter         *voter
+	teller        *teller
+	socket        *sockets
+	done          chan func() // take in what has come of tasks and checks
+	announcer     *worker
+	configurer    *worker       // changes the addresses of devices, which may take long
+	announcements announcements // of announcer
+	entries       kernelEntries
+	now           func() uint64
+	initialized   func(statedb.WriteTxn)
+	owned         map[netip.Addr]*owned // addresses that this node may have
+	checking      int                   // how many checks there are
+	set           *tables.EgressVoters  // nil: it is not known yet
+	setSince      uint64                // when the kernel and votes began to go by it
+	kernelSet     bpf.VotersValue
+	voted         error  // what was wrong with the last votes
+	said          string // in health
+	health        cell.Health
 }
 
 func newKeeper(p params, initialized func(statedb.WriteTxn)) *keeper {
 	entries, socket := kernelEntries{p.Datapath}, &sockets{params: p, open: openSocket}
+	done := make(chan func(), 2*bpf.EgressIPs)
 	return &keeper{
 		params: p, initialized: initialized, owned: map[netip.Addr]*owned{},
-		worker: newWorker(), now: now, entries: entries, socket: socket,
+		done: done, announcer: newWorker(done), configurer: newWorker(done), now: now,
+		entries: entries, socket: socket,
 		voter: newVoter(p, socket),
 		teller: &teller{params: p, entries: entries, now: now, socket: socket,
 			expected: map[netip.Addr]bool{}},
@@ -81,7 +85,7 @@ func (k *keeper) run(ctx context.Context, health cell.Health) error {
 		}
 	}
 	defer k.socket.close()
-	defer k.startWorker(ctx)()
+	defer k.startWorkers(ctx)()
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
@@ -93,7 +97,7 @@ func (k *keeper) run(ctx context.Context, health cell.Health) error {
 				next = lookIdle
 			}
 			timer.Reset(next)
-		case takeIn := <-k.worker.done:
+		case takeIn := <-k.done:
 			takeIn()
 		case <-ctx.Done():
 			return nil
@@ -102,13 +106,14 @@ func (k *keeper) run(ctx context.Context, health cell.Health) error {
 	}
 }
 
-// startWorker starts the worker, and returns what waits for its end.
-func (k *keeper) startWorker(ctx context.Context) (wait func()) {
+// startWorkers starts the workers, and returns what waits for their end.
+func (k *keeper) startWorkers(ctx context.Context) (wait func()) {
 	var workers sync.WaitGroup
 	workers.Go(func() {
-		defer k.announcer.close()
-		k.worker.run(ctx)
+		defer k.announcements.close()
+		k.announcer.run(ctx)
 	})
+	workers.Go(func() { k.configurer.run(ctx) })
 	return workers.Wait
 }
 
@@ -165,8 +170,8 @@ func (k *keeper) vote() error {
 // other.
 func (k *keeper) keepAll(ctx context.Context) error {
 	var errs []error
-	for len(k.worker.done) > 0 {
-		(<-k.worker.done)()
+	for len(k.done) > 0 {
+		(<-k.done)()
 	}
 	var has []netip.Addr
 	names := k.voterNames()

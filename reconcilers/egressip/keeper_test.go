@@ -6,6 +6,7 @@ import (
 	"context"
 	"net"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -279,9 +280,9 @@ func TestVotesGoOn(t *testing.T) {
 		w.wants(addr, "node-1")
 	}
 	goesOn := make(chan struct{})
-	w.worker.queue <- task{func() error { <-goesOn; return nil }, func(error) {}}
+	w.configurer.queue <- task{func() error { <-goesOn; return nil }, func(error) {}}
 	ctx, stop := context.WithCancel(t.Context())
-	wait := w.startWorker(ctx)
+	wait := w.startWorkers(ctx)
 	clock += w.voter.patience()
 	for range 20 {
 		clock += uint64(w.Config.tick())
@@ -293,10 +294,10 @@ func TestVotesGoOn(t *testing.T) {
 		}
 	}
 	close(goesOn)
-	for assigned := 0; assigned < count; assigned++ {
-		(<-w.worker.done)()
+	isAssigned := func(addr netip.Addr) bool { return w.owned[addr].assigned }
+	for !slices.ContainsFunc(addrs, isAssigned) || !isAssigned(addrs[count-1]) {
+		(<-w.done)()
 	}
-	(<-w.worker.done)()
 	require.NoError(t, w.keepAll(ctx))
 	for _, addr := range addrs {
 		require.True(t, w.row(addr).Assigned, addr)

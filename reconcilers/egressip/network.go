@@ -193,13 +193,13 @@ func linkLayer(direction ndp.Direction, ifi *net.Interface) []ndp.Option {
 	return []ndp.Option{&ndp.LinkLayerAddress{Direction: direction, Addr: ifi.HardwareAddr}}
 }
 
-// announcer announces addresses. It has one packet socket for all of them: it takes milliseconds to
+// announcements announces addresses. It has one packet socket for all of them: it takes milliseconds to
 // close one, as the kernel waits for all packets under way.
-type announcer struct{ packets *int }
+type announcements struct{ packets *int }
 
 // announce tells all on the device's link that this node has an address. The device is one of the
 // table: to ask for it waits for all others that configure the network of the machine.
-func (a *announcer) announce(addr netip.Addr, device *tables.Device) error {
+func (a *announcements) announce(addr netip.Addr, device *tables.Device) error {
 	mac, err := net.ParseMAC(device.MAC)
 	ifi := &net.Interface{Index: device.Index, Name: device.Name, HardwareAddr: mac}
 	if err == nil && addr.Is4() {
@@ -213,7 +213,7 @@ func (a *announcer) announce(addr netip.Addr, device *tables.Device) error {
 	return nil
 }
 
-func (a *announcer) announce4(ifi *net.Interface, addr netip.Addr) error {
+func (a *announcements) announce4(ifi *net.Interface, addr netip.Addr) error {
 	if a.packets == nil {
 		socket, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0) // takes nothing
 		if err != nil {
@@ -242,7 +242,7 @@ func (a *announcer) announce4(ifi *net.Interface, addr netip.Addr) error {
 	})
 }
 
-func (a *announcer) close() {
+func (a *announcements) close() {
 	if a.packets != nil {
 		unix.Close(*a.packets)
 		a.packets = nil

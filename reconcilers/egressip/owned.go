@@ -3,6 +3,7 @@
 package egressip
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net/netip"
@@ -136,10 +137,10 @@ func (k *keeper) keep(ctx context.Context, o *owned) {
 	}
 }
 
-// work has the worker do something with an address, of which nothing else is done meanwhile.
-func (k *keeper) work(o *owned, do func() error, then func(error)) {
+// work has a worker do something with an address, of which nothing else is done meanwhile.
+func (k *keeper) work(w *worker, o *owned, do func() error, then func(error)) {
 	o.busy = true
-	k.worker.queue <- task{do, func(err error) {
+	w.queue <- task{do, func(err error) {
 		o.busy, o.problem = false, err
 		then(err)
 	}}
@@ -147,40 +148,40 @@ func (k *keeper) work(o *owned, do func() error, then func(error)) {
 
 // withdraw takes an address from its device.
 func (k *keeper) withdraw(o *owned) {
-	k.work(o, func() error { return remove(o.addr) }, func(err error) {
+	k.work(k.configurer, o, func() error { return remove(o.addr) }, func(err error) {
 		o.assigned = o.assigned && err != nil
 	})
 }
 
-// bring announces an address, and gives it to its device.
+// bring announces an address, and gives it to its device. The programs serve it before.
 func (k *keeper) bring(o *owned, device *tables.Device, isUp bool) {
-	ifIndex, assigned := int(o.ifIndex), false
 	o.due = k.now() + retryAssign
-	k.work(o, func() (announced error) {
-		// The programs serve it already. To give it to the device waits for all others that
-		// configure the network of the machine.
-		if isUp {
-			announced = k.announcer.announce(o.addr, device)
-		}
-		if err := assign(o.addr, ifIndex); err != nil {
-			return err
-		}
-		assigned = true
-		return announced
-	}, func(err error) {
-		o.assigned = o.assigned || assigned
-		o.brought(err, assigned, isUp, k.now())
+	if !isUp {
+		k.give(o, nil, false)
+		return
+	}
+	k.work(k.announcer, o, func() error { return k.announcements.announce(o.addr, device) },
+		func(announced error) { k.give(o, announced, true) })
+}
+
+// give gives an address to its device.
+func (k *keeper) give(o *owned, announced error, isUp bool) {
+	ifIndex := int(o.ifIndex)
+	k.work(k.configurer, o, func() error { return assign(o.addr, ifIndex) }, func(err error) {
+		o.assigned = o.assigned || err == nil
+		o.problem = cmp.Or(err, announced)
+		o.brought(err, announced, isUp, k.now())
 	})
 }
 
 // brought says when an address is announced next, after it was brought to its device.
-func (o *owned) brought(err error, assigned, isUp bool, now uint64) {
+func (o *owned) brought(err, announced error, isUp bool, now uint64) {
 	switch {
 	case o.due == 0: // votes ended and came again meanwhile
-	case err != nil && assigned: // as when votes ended: the programs drop what announces it
-		o.due = now + announceSoon
 	case err != nil:
 		o.due = now + retryAssign
+	case announced != nil: // as when votes ended: the programs drop what announces it
+		o.due = now + announceSoon
 	case !isUp:
 		o.due = now + announceLater
 	default:
@@ -209,7 +210,7 @@ func (k *keeper) check(ctx context.Context, o *owned) {
 	addr, device := o.addr, int(o.ifIndex)
 	go func() {
 		err := probe(ctx, addr, device)
-		k.worker.done <- func() {
+		k.done <- func() {
 			k.checking--
 			o.busy, o.isKnown, o.problem = false, err == nil, nil // if not, it is asked again
 			if err != nil {

@@ -29,7 +29,7 @@ func TestAnnouncedAnew(t *testing.T) {
 		o.votes(entry, kernel, map[netip.Addr]string{voter: "node-1"}, now)
 		require.Equal(t, isValid, o.held)
 	}
-	announce := func(err error) { o.brought(err, true, true, now) }
+	announce := func(err error) { o.brought(nil, err, true, now) }
 	look(true)
 	require.Zero(t, o.due)
 	for range announceFirst {

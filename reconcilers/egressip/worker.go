@@ -12,7 +12,7 @@ import (
 // change of addresses waits for all others that configure the network of the machine.
 type worker struct {
 	queue chan task
-	done  chan func() // takes in what has come of a task
+	done  chan<- func() // takes in what has come of a task
 }
 
 type task struct {
@@ -21,10 +21,8 @@ type task struct {
 }
 
 // newWorker returns a worker that takes a task of each address without anything having to wait.
-func newWorker() *worker {
-	return &worker{
-		queue: make(chan task, bpf.EgressIPs), done: make(chan func(), 2*bpf.EgressIPs),
-	}
+func newWorker(done chan<- func()) *worker {
+	return &worker{queue: make(chan task, bpf.EgressIPs), done: done}
 }
 
 // run does tasks until the context ends.
