@@ -31,6 +31,7 @@ type keeper struct {
 	announcer   announcer // of the worker
 	entries     kernelEntries
 	now         func() uint64
+	remove      func(netip.Addr) error // takes an address from its device
 	initialized func(statedb.WriteTxn)
 	owned       map[netip.Addr]*owned // addresses that this node may have
 	checking    int                   // how many checks there are
@@ -46,7 +47,7 @@ func newKeeper(p params, initialized func(statedb.WriteTxn)) *keeper {
 	entries, socket := kernelEntries{p.Datapath}, &sockets{params: p, open: openSocket}
 	return &keeper{
 		params: p, initialized: initialized, owned: map[netip.Addr]*owned{},
-		worker: newWorker(), now: now, entries: entries, socket: socket,
+		worker: newWorker(), now: now, remove: remove, entries: entries, socket: socket,
 		voter: newVoter(p, socket),
 		teller: &teller{params: p, entries: entries, now: now, socket: socket,
 			expected: map[netip.Addr]bool{}},
@@ -207,16 +208,15 @@ func (k *keeper) followCandidates() error {
 		node, _ := ip.At()
 		o.isKnown = o.isKnown || node != k.LocalNode.Name
 		switch {
-		case o.ifIndex == ip.IfIndex || !k.knowsOwners(txn, ip.Addr):
+		case o.ifIndex == ip.IfIndex:
+			o.moves = false
+		case !k.knowsOwners(txn, ip.Addr):
 		case isNew && len(k.owned) == bpf.EgressIPs:
 			refused++
 		case isNew:
 			errs = append(errs, k.add(txn, o, ip.IfIndex))
-		case o.busy:
-		case o.assigned:
-			k.withdraw(o)
 		default:
-			errs = append(errs, k.put(o, ip.IfIndex))
+			errs = append(errs, k.move(o, ip.IfIndex))
 		}
 	}
 	if refused > 0 {
@@ -253,12 +253,26 @@ func (k *keeper) add(txn statedb.ReadTxn, o *owned, ifIndex uint32) error {
 	return nil
 }
 
+// move has an address come to another device, when it has gone from the former one.
+func (k *keeper) move(o *owned, ifIndex uint32) error {
+	o.moves = true
+	switch {
+	case o.busy:
+		return nil
+	case o.assigned:
+		k.withdraw(o)
+		return nil
+	}
+	return k.put(o, ifIndex)
+}
+
 // put writes the entry of an address that is at no device, without a vote.
 func (k *keeper) put(o *owned, ifIndex uint32) error {
 	if err := k.entries.put(o.addr, bpf.VotesValue{IfIndex: ifIndex}); err != nil {
 		return err
 	}
 	o.ifIndex, o.own = ifIndex, ownVote{}
+	o.moves, o.announced, o.due = false, 0, 0
 	return nil
 }
 
