@@ -37,14 +37,11 @@ demo: build ## Show egress gateways and network policy at work, in a cluster of 
 
 # Longer than go test's 10 minutes: those with packets are slow on a busy machine.
 TESTTIMEOUT := 40m
-# Tests of a package at a time: they wait for most of their time. Many more than this, and those
-# with votes on egress addresses find the machine too busy.
-PARALLEL ?= $(shell expr $$(nproc) + 1)
 
 # What takes longest begins first. The results come in this order.
 .PHONY: test
 test: ## Run the tests that this machine allows
-	go test -timeout $(TESTTIMEOUT) -parallel $(PARALLEL) ./cmd/lab ./cmd/agent ./...
+	go test -timeout $(TESTTIMEOUT) ./cmd/lab ./cmd/agent ./...
 
 .PHONY: race
 race: ## Run the tests with the race detector
@@ -87,7 +84,7 @@ zero-start: ## Start PODS pods in the lab, and judge their packets from the firs
 
 # One package at a time, as latency is measured; -v shows it, and what is skipped.
 E2E := SLUICE_E2E_KUBERNETES=$(abspath $(BIN))/kubernetes SLUICE_E2E_HELM=$(abspath $(BIN))/helm \
-	go test -tags e2e -v -count=1 -p 1 -parallel $(PARALLEL) -timeout 20m
+	go test -tags e2e -v -count=1 -p 1 -timeout 20m
 
 .PHONY: browser
 browser: ## Install the browser of the tests of the page (Debian, root)

@@ -144,9 +144,12 @@ SUBPROGRAM int note_votes(struct __sk_buff *ctx, const struct votes_frame *votes
 		vote = &v->votes[votes->set % VOTER_SETS][place];
 		if (vote->set == votes->set && vote->until >= until)
 			continue;
-		/* First the set: what is there may be the vote of another node in a former set. */
-		*(volatile __u64 *)&vote->set = votes->set;
-		asm volatile("" ::: "memory");
+		if (vote->set != votes->set) { /* it may be of another node, in a former set */
+			*(volatile __u64 *)&vote->until = 0;
+			asm volatile("" ::: "memory");
+			*(volatile __u64 *)&vote->set = votes->set;
+			asm volatile("" ::: "memory");
+		}
 		*(volatile __u64 *)&vote->until = until;
 	}
 	return 0;

@@ -79,7 +79,7 @@ func TestEgressVoters(t *testing.T) {
 	c.DeleteNode("node-3")
 	c.CreateNode(cluster.Node{Name: "node-4", Ready: true, InternalIPs: addrs("192.168.7.4")})
 	for i, sets := range [][]string{{first, second}, {second}, {second, third}, {third}} {
-		acknowledge(c, i+1, localNode, "node-2")
+		acknowledge(c, i+1, localNode, "node-2", "node-4") // all are gateways
 		awaitVoters(a, c, int64(i+2), sets...)
 	}
 

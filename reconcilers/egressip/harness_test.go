@@ -157,9 +157,11 @@ func (w *world) fill() {
 	w.Cleanup(func() { require.NoError(w, w.db.Stop()) })
 	w.ips = tablestest.Open(w.T, w.db, tables.NewEgressIPTable)
 	attachments := tablestest.Open(w.T, w.db, tables.NewAttachmentTable)
-	for _, program := range []bpf.Program{bpf.ProgramFromNetdev, bpf.ProgramToNetdev} {
-		attachments.Put(&tables.Attachment{IfIndex: w.near.Index, Program: program,
-			Reconciled: tables.Reconciled{Status: reconciler.StatusDone()}})
+	for _, device := range []*net.Interface{w.near, w.far} {
+		for _, program := range []bpf.Program{bpf.ProgramFromNetdev, bpf.ProgramToNetdev} {
+			attachments.Put(&tables.Attachment{IfIndex: device.Index, Program: program,
+				Reconciled: tables.Reconciled{Status: reconciler.StatusDone()}})
+		}
 	}
 	config := tablestest.Open(w.T, w.db, tables.NewConfigMirrorTable)
 	config.Put(&tables.ConfigMirror{Value: bpf.ConfigValue{Flags: bpf.ConfigFloating}})

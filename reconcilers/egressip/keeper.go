@@ -33,6 +33,7 @@ type keeper struct {
 	announcements announcements // of announcer
 	entries       kernelEntries
 	now           func() uint64
+	remove        func(netip.Addr) error // takes an address from its device
 	initialized   func(statedb.WriteTxn)
 	owned         map[netip.Addr]*owned // addresses that this node may have
 	checking      int                   // how many checks there are
@@ -50,7 +51,7 @@ func newKeeper(p params, initialized func(statedb.WriteTxn)) *keeper {
 	return &keeper{
 		params: p, initialized: initialized, owned: map[netip.Addr]*owned{},
 		done: done, announcer: newWorker(done), configurer: newWorker(done), now: now,
-		entries: entries, socket: socket,
+		remove: remove, entries: entries, socket: socket,
 		voter: newVoter(p, socket),
 		teller: &teller{params: p, entries: entries, now: now, socket: socket,
 			expected: map[netip.Addr]bool{}},
@@ -212,16 +213,15 @@ func (k *keeper) followCandidates() error {
 		node, _ := ip.At()
 		o.isKnown = o.isKnown || node != k.LocalNode.Name
 		switch {
-		case o.ifIndex == ip.IfIndex || !k.knowsOwners(txn, ip.Addr):
+		case o.ifIndex == ip.IfIndex:
+			o.moves = false
+		case !k.knowsOwners(txn, ip.Addr):
 		case isNew && len(k.owned) == bpf.EgressIPs:
 			refused++
 		case isNew:
 			errs = append(errs, k.add(txn, o, ip.IfIndex))
-		case o.busy:
-		case o.assigned:
-			k.withdraw(o)
 		default:
-			errs = append(errs, k.put(o, ip.IfIndex))
+			errs = append(errs, k.move(o, ip.IfIndex))
 		}
 	}
 	if refused > 0 {
@@ -258,12 +258,26 @@ func (k *keeper) add(txn statedb.ReadTxn, o *owned, ifIndex uint32) error {
 	return nil
 }
 
+// move has an address come to another device, when it has gone from the former one.
+func (k *keeper) move(o *owned, ifIndex uint32) error {
+	o.moves = true
+	switch {
+	case o.busy:
+		return nil
+	case o.assigned:
+		k.withdraw(o)
+		return nil
+	}
+	return k.put(o, ifIndex)
+}
+
 // put writes the entry of an address that is at no device, without a vote.
 func (k *keeper) put(o *owned, ifIndex uint32) error {
 	if err := k.entries.put(o.addr, bpf.VotesValue{IfIndex: ifIndex}); err != nil {
 		return err
 	}
 	o.ifIndex, o.own = ifIndex, ownVote{}
+	o.moves, o.announced, o.due = false, 0, 0
 	return nil
 }
 

@@ -3,7 +3,7 @@
 package egressip
 
 import (
-	"context"
+	"errors"
 	"net"
 	"net/netip"
 	"slices"
@@ -260,51 +260,4 @@ func TestMoreAddressesThanRoom(t *testing.T) {
 	require.Error(t, w.followCandidates())
 	require.ErrorContains(t, w.followCandidates(), "2 addresses")
 	require.Len(t, w.owned, bpf.EgressIPs)
-}
-
-// TestVotesGoOn: while something takes long to be done in the kernel, votes are repeated, and what
-// has come of it is taken in later.
-func TestVotesGoOn(t *testing.T) {
-	w := newWorld(t)
-	const count = 600
-	clock := uint64(1e12)
-	w.keeper.now = func() uint64 { return clock }
-	require.NoError(t, w.adopt())
-	addrs := make([]netip.Addr, count)
-	for i := range addrs {
-		addrs[i] = netip.AddrFrom4([4]byte{203, 0, byte(i >> 8), byte(i)})
-		w.wants(addrs[i], "node-2")
-	}
-	require.NoError(t, w.followCandidates())
-	for _, addr := range addrs {
-		w.wants(addr, "node-1")
-	}
-	goesOn := make(chan struct{})
-	w.configurer.queue <- task{func() error { <-goesOn; return nil }, func(error) {}}
-	ctx, stop := context.WithCancel(t.Context())
-	wait := w.startWorkers(ctx)
-	clock += w.voter.patience()
-	for range 20 {
-		clock += uint64(w.Config.tick())
-		require.NoError(t, w.vote())
-		require.NoError(t, w.keepAll(ctx))
-		for _, addr := range addrs {
-			require.True(t, w.row(addr).Held, addr)
-			require.False(t, w.row(addr).Assigned, addr)
-		}
-	}
-	close(goesOn)
-	isAssigned := func(addr netip.Addr) bool { return w.owned[addr].assigned }
-	for !slices.ContainsFunc(addrs, isAssigned) || !isAssigned(addrs[count-1]) {
-		(<-w.done)()
-	}
-	require.NoError(t, w.keepAll(ctx))
-	for _, addr := range addrs {
-		require.True(t, w.row(addr).Assigned, addr)
-	}
-	stop()
-	wait()
-	for _, addr := range addrs {
-		require.NoError(t, remove(addr))
-	}
 }

@@ -46,11 +46,13 @@ type owned struct {
 	isGone     bool     // this node is no candidate any more
 	isKnown    bool     // it was in use before: by another node, or here by a former agent
 
+	moves     bool // it shall be at another device than that of its entry
 	busy      bool // there is a task for it
 	assigned  bool
 	wasUp     bool   // the device
 	announced int    // how often
 	due       uint64 // when it is announced, or tried, next
+	removal   uint64 // when it may be taken from the device, after that has failed
 	problem   error
 }
 
@@ -127,7 +129,7 @@ func (k *keeper) keep(ctx context.Context, o *owned) {
 	}
 	o.wasUp = isUp
 	switch {
-	case now < o.due:
+	case o.moves || now < o.due:
 	case !o.assigned && !o.isKnown:
 		k.check(ctx, o)
 	case k.guarded(o):
@@ -146,10 +148,17 @@ func (k *keeper) work(w *worker, o *owned, do func() error, then func(error)) {
 	}}
 }
 
-// withdraw takes an address from its device.
+// withdraw takes an address from its device. If it is to come back, that need not wait.
 func (k *keeper) withdraw(o *owned) {
-	k.work(k.configurer, o, func() error { return remove(o.addr) }, func(err error) {
-		o.assigned = o.assigned && err != nil
+	if k.now() < o.removal {
+		return
+	}
+	k.work(k.configurer, o, func() error { return k.remove(o.addr) }, func(err error) {
+		if err != nil {
+			o.removal = k.now() + retryAssign
+			return
+		}
+		o.assigned, o.announced, o.due = false, 0, 0
 	})
 }
 

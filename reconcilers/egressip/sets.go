@@ -36,7 +36,7 @@ func (k *keeper) followVoters() error {
 		}
 		k.kernelSet = v
 	}
-	if k.set == nil || k.set.Generation != set.Generation {
+	if k.set == nil || !k.set.Equal(set) {
 		k.setSince = k.now()
 	}
 	k.set = set

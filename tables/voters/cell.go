@@ -27,8 +27,9 @@
 //     has one of these nodes. So set 3 is out of use before there is set 5.
 //   - An object is replaced only if it is the one that the next step follows from, so that two
 //     operators that both believe to lead make one chain of sets. That what an operator knows may be
-//     old does no harm otherwise: what was acknowledged stays true, and which nodes are fit is a
-//     matter of choice.
+//     old does no harm otherwise, within a chain: what was acknowledged stays true, and which nodes
+//     are fit is a matter of choice. The first set of a chain has to know what was acknowledged in
+//     the one before: see first.
 //
 // The former set also stays until all gateways that are ready have acknowledged the next one, for
 // patience at most: until then a gateway whose agent is away has addresses by votes of the former.

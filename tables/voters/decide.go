@@ -71,7 +71,7 @@ func (v *view) decide() decision {
 			patience, v.set.Generation, strings.Join(behind, ", "))
 		return stays
 	}
-	if v.set.Generation == math.MaxUint32 {
+	if v.set.Generation == math.MaxUint32 || last.Number == math.MaxUint32 {
 		stays.problem = "there are no more generations"
 		return stays
 	}
@@ -171,8 +171,10 @@ func (v *view) missing() (names []string) {
 // behind are the gateways that go by the former set and may have an address by its votes, while
 // that stays beside the last one for them.
 func (v *view) behind() (names []string) {
-	age := v.now.Sub(v.set.Since) // below 0: by the clock of another operator
-	if len(v.set.Sets) == 1 || age < 0 || age >= patience {
+	// Below 0 if the clock of the operator that has written that was ahead, and just after it has:
+	// v.now is late by up to [tables.ClockInterval].
+	age := v.now.Sub(v.set.Since).Abs()
+	if len(v.set.Sets) == 1 || age >= patience {
 		return nil
 	}
 	for _, n := range v.nodes {

@@ -147,8 +147,10 @@ func TestNextSet(t *testing.T) {
 	two := then(one, 1, 2)
 	old := then(one, 1, 2)
 	old.Since = now.Add(-patience)
+	young := then(one, 1, 2)
+	young.Since = now.Add(tables.ClockInterval - time.Second)
 	ahead := then(one, 1, 2)
-	ahead.Since = now.Add(time.Minute)
+	ahead.Since = now.Add(patience)
 	for name, c := range map[string]struct {
 		set     *tables.EgressVoters
 		nodes   []node
@@ -188,7 +190,11 @@ func TestNextSet(t *testing.T) {
 			set: old, nodes: with(nodesOf(3), nodeOf(3, gateway)), acked: ackedBy(4, 1, 2),
 			want: settled(two),
 		},
-		"by a clock that is ahead": {
+		"nor just after it was written, as the clock is late": {
+			set: young, nodes: with(nodesOf(3), nodeOf(3, gateway)), acked: ackedBy(4, 1, 2), want: two,
+			waits: "up to 5m0s for gateways to take over generation 4: node-3",
+		},
+		"by a clock that is far ahead": {
 			set: ahead, nodes: with(nodesOf(3), nodeOf(3, gateway)), acked: ackedBy(4, 1, 2),
 			want: settled(two),
 		},
