@@ -38,16 +38,24 @@ func PinnedLinks(dir string) (names []string, err error) {
 	return names, nil
 }
 
-// CheckUnused reports whether agents have pinned something in a BPF file system.
-// It fails with [ErrInUse] while an agent runs.
-func CheckUnused(bpffs string) (found bool, err error) {
+// lockPinDir takes the lock of all that agents have pinned in a BPF file system; there is none if
+// they have not pinned anything.
+func lockPinDir(bpffs string) (*os.File, error) {
 	if mounted, err := isBPFFS(bpffs); err != nil || !mounted {
-		return false, err
+		return nil, err
 	}
 	lock, err := lockDir(filepath.Join(bpffs, pinDir))
 	if errors.Is(err, fs.ErrNotExist) {
-		return false, nil
-	} else if err != nil {
+		return nil, nil
+	}
+	return lock, err
+}
+
+// CheckUnused reports whether agents have pinned something in a BPF file system.
+// It fails with [ErrInUse] while an agent runs.
+func CheckUnused(bpffs string) (found bool, err error) {
+	lock, err := lockPinDir(bpffs)
+	if lock == nil || err != nil {
 		return false, err
 	}
 	return true, lock.Close()
@@ -57,13 +65,8 @@ func CheckUnused(bpffs string) (found bool, err error) {
 // in a BPF file system, and returns the names of the links. It fails with
 // [ErrInUse] while an agent runs.
 func CleanupLinks(bpffs string) (removed []string, err error) {
-	if mounted, err := isBPFFS(bpffs); err != nil || !mounted {
-		return nil, err
-	}
-	lock, err := lockDir(filepath.Join(bpffs, pinDir))
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	} else if err != nil {
+	lock, err := lockPinDir(bpffs)
+	if lock == nil || err != nil {
 		return nil, err
 	}
 	defer lock.Close()

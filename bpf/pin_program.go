@@ -65,13 +65,8 @@ func isPinned(path string, program *ebpf.Program) (bool, error) {
 // CleanupPrograms removes the pinned programs of a BPF file system, and returns their
 // names. What is attached runs on. It fails with [ErrInUse] while an agent runs.
 func CleanupPrograms(bpffs string) (removed []string, err error) {
-	if mounted, err := isBPFFS(bpffs); err != nil || !mounted {
-		return nil, err
-	}
-	lock, err := lockDir(filepath.Join(bpffs, pinDir))
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	} else if err != nil {
+	lock, err := lockPinDir(bpffs)
+	if lock == nil || err != nil {
 		return nil, err
 	}
 	defer lock.Close()

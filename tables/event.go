@@ -116,6 +116,19 @@ var icmpTypes = map[string]map[uint8]string{
 		128: icmpEcho + "request", 129: icmpEcho + "reply"},
 }
 
+// ProtocolNames are the IP protocols with a name in events and in the ledger.
+var ProtocolNames = map[uint8]string{
+	1: "ICMP", 6: "TCP", 17: "UDP", 47: "GRE", 50: "ESP", 51: "AH", 58: "ICMPv6", 132: "SCTP",
+}
+
+// ProtocolName returns the name of an IP protocol, or protocol-N.
+func ProtocolName(number uint8) string {
+	if name, ok := ProtocolNames[number]; ok {
+		return name
+	}
+	return fmt.Sprintf("protocol-%d", number)
+}
+
 func icmpType(protocol string, number uint8) string {
 	if name, ok := icmpTypes[protocol][number]; ok {
 		return name

@@ -242,6 +242,24 @@ func decode(body io.ReadCloser, v any) error {
 	return nil
 }
 
+// stream reads the JSON values of an answer that does not end. It only returns with an error.
+func (c *client) stream(ctx context.Context, path string, each func(json.RawMessage) error) error {
+	body, err := c.get(ctx, path)
+	if err != nil {
+		return err
+	}
+	defer body.Close()
+	for dec := json.NewDecoder(body); ; {
+		var raw json.RawMessage
+		if err := dec.Decode(&raw); err != nil {
+			return ended(err)
+		}
+		if err := each(raw); err != nil {
+			return err
+		}
+	}
+}
+
 // ended returns the error for a stream of the agent that does not go on, which
 // has no end of its own.
 func ended(err error) error {

@@ -129,20 +129,7 @@ func (g getter) watch(ctx context.Context) error {
 		_, err = io.Copy(g.w, body)
 		return ended(err)
 	}
-	body, err := g.get(ctx, "/statedb/changes/"+g.table)
-	if err != nil {
-		return err
-	}
-	defer body.Close()
-	for dec := json.NewDecoder(body); ; {
-		var raw json.RawMessage
-		if err := dec.Decode(&raw); err != nil {
-			return ended(err)
-		}
-		if err := g.printChange(raw); err != nil {
-			return err
-		}
-	}
+	return g.stream(ctx, "/statedb/changes/"+g.table, g.printChange)
 }
 
 // printChange prints a change, unless it is none.

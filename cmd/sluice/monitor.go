@@ -69,20 +69,7 @@ type monitor struct {
 
 // follow prints events as they come. It only returns with an error.
 func (m monitor) follow(ctx context.Context, query string) error {
-	body, err := m.get(ctx, "/monitor?"+query)
-	if err != nil {
-		return err
-	}
-	defer body.Close()
-	for dec := json.NewDecoder(body); ; {
-		var raw json.RawMessage
-		if err := dec.Decode(&raw); err != nil {
-			return ended(err)
-		}
-		if err := m.print(raw); err != nil {
-			return err
-		}
-	}
+	return m.stream(ctx, "/monitor?"+query, m.print)
 }
 
 func (m monitor) print(raw json.RawMessage) error {

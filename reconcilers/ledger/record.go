@@ -4,7 +4,6 @@ package ledger
 
 import (
 	"encoding/binary"
-	"fmt"
 	"net/netip"
 	"time"
 
@@ -71,18 +70,6 @@ type Record struct {
 	Count uint64 `json:"count,omitempty"` // of a missing
 }
 
-var protocols = map[uint8]string{
-	unix.IPPROTO_TCP: "TCP", unix.IPPROTO_UDP: "UDP",
-	unix.IPPROTO_ICMP: "ICMP", unix.IPPROTO_ICMPV6: "ICMPv6",
-}
-
-func protocolName(number uint8) string {
-	if name, ok := protocols[number]; ok {
-		return name
-	}
-	return fmt.Sprintf("protocol-%d", number)
-}
-
 // clock converts moments of CLOCK_MONOTONIC to times of day, by the clock as it is set now.
 type clock struct {
 	now       time.Time
@@ -121,7 +108,7 @@ func lineOf(raw *bpf.LedgerRecord, event Event, c clock) Record {
 	return Record{
 		Time: c.at(raw.Time), Event: event, ID: raw.Began,
 		PodAddress:  addrPort(raw.Pod, raw.PodPort),
-		Protocol:    protocolName(raw.Protocol),
+		Protocol:    tables.ProtocolName(raw.Protocol),
 		Egress:      addrPort(raw.Egress, raw.EgressPort),
 		Destination: addrPort(raw.Remote, raw.RemotePort),
 	}

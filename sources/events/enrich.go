@@ -4,7 +4,6 @@ package events
 
 import (
 	"encoding/binary"
-	"fmt"
 	"net/netip"
 	"strings"
 	"sync"
@@ -63,7 +62,7 @@ func (e *enricher) enrich(raw *bpf.Event) *tables.Event {
 		IfIndex:       raw.IfIndex,
 		Source:        e.peer(txn, raw.Source, raw.SourcePort),
 		Destination:   e.peer(txn, raw.Destination, raw.DestPort),
-		Protocol:      protocolName(raw.Protocol),
+		Protocol:      tables.ProtocolName(raw.Protocol),
 		Length:        raw.Length,
 		EgressRuleset: raw.EgressRuleset,
 		Group:         raw.Group,
@@ -190,19 +189,6 @@ func wallTime(monotonic uint64) time.Time {
 	}
 	age := time.Duration(now.Nano() - int64(monotonic))
 	return time.Now().Add(-age).Round(0).UTC()
-}
-
-var protocols = map[uint8]string{
-	unix.IPPROTO_TCP: "TCP", unix.IPPROTO_UDP: "UDP", unix.IPPROTO_ICMP: "ICMP",
-	unix.IPPROTO_ICMPV6: "ICMPv6",
-	unix.IPPROTO_SCTP:   "SCTP", unix.IPPROTO_GRE: "GRE", unix.IPPROTO_ESP: "ESP", unix.IPPROTO_AH: "AH",
-}
-
-func protocolName(number uint8) string {
-	if name, ok := protocols[number]; ok {
-		return name
-	}
-	return fmt.Sprintf("protocol-%d", number)
 }
 
 // tcpFlagLetters are those of the flags from the lowest bit on.

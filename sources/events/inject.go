@@ -16,6 +16,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/tables"
 )
 
 func commands(s *Source) hive.ScriptCmdsOut {
@@ -129,7 +130,7 @@ func (i *injected) event() (e bpf.Event, err error) {
 	default:
 		return e, fmt.Errorf("unknown direction %q", i.Direction)
 	}
-	for number, name := range protocols {
+	for number, name := range tables.ProtocolNames {
 		if strings.EqualFold(name, i.Protocol) {
 			e.Protocol = number
 		}
