@@ -3,10 +3,8 @@
 package egressip
 
 import (
-	"errors"
 	"net"
 	"net/netip"
-	"slices"
 	"strings"
 	"testing"
 	"time"
