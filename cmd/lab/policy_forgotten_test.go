@@ -13,8 +13,8 @@ import (
 	"github.com/sluice-net/sluice/tables"
 )
 
-// Pods whose objects are deleted by force, while tsuccessor containers and devices live on, stay
-// under tsuccessor policies: by tsuccessor last label set while the agent runs, isolated by one that has
+// Pods whose objects are deleted by force, while their containers and devices live on, stay
+// under their policies: by their last label set while the agent runs, isolated by one that has
 // started since. So does the old container when another pod has got its address.
 func TestPolicyForgottenPod(t *testing.T) {
 	t.Parallel()
