@@ -25,6 +25,7 @@ var attachTypes = map[Program]ebpf.AttachType{
 // AttachTypeOf returns in which direction a program at devices sees packets.
 func AttachTypeOf(p Program) ebpf.AttachType { return attachTypes[p] }
 
+// RunsAtDevice reports whether a program is for devices.
 func RunsAtDevice(p Program) bool {
 	_, found := attachTypes[p]
 	return found

@@ -136,6 +136,7 @@ func (r *Reason) UnmarshalText(text []byte) error {
 	return fmt.Errorf("parse reason: unknown %q", text)
 }
 
+// Program is one of the programs.
 type Program uint8
 
 // The programs, by their numbers in events.

@@ -50,6 +50,7 @@ type CoveredKey struct {
 	Addr      [16]byte // network order; IPv4 in the first four bytes
 }
 
+// CoveredKeyFrom returns the key of a prefix.
 func CoveredKeyFrom(p netip.Prefix) CoveredKey { return CoveredKey(IPCacheKeyFrom(p)) }
 
 // Prefix returns the prefix that the key stands for.

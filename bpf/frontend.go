@@ -22,6 +22,7 @@ type FrontendKey struct {
 	Pad      [4]byte
 }
 
+// FrontendKeyFrom returns the key of an address and port.
 func FrontendKeyFrom(addr netip.Addr, protocol uint8, port uint16) FrontendKey {
 	k := FrontendKey{Addr: AddressFrom(addr), Protocol: protocol, Family: FamilyIPv6}
 	if addr.Is4() {
@@ -121,12 +122,14 @@ type FrontendBackend struct {
 	Pad  [6]byte
 }
 
+// FrontendBackendFrom returns the backend at an address and port.
 func FrontendBackendFrom(a netip.AddrPort) FrontendBackend {
 	b := FrontendBackend{Addr: AddressFrom(a.Addr())}
 	binary.BigEndian.PutUint16(b.Port[:], a.Port())
 	return b
 }
 
+// AddrPort returns the address and port of the backend.
 func (b FrontendBackend) AddrPort() netip.AddrPort {
 	return netip.AddrPortFrom(b.Addr.Addr(), binary.BigEndian.Uint16(b.Port[:]))
 }

@@ -114,6 +114,7 @@ func addInSlots[K, V comparable](m *Maps, spec Spec) Map[K, V] {
 	return h
 }
 
+// Names returns the names of the maps.
 func (m *Maps) Names() []string {
 	names := make([]string, len(m.all))
 	for i, h := range m.all {

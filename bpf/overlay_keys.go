@@ -63,6 +63,7 @@ func NewOverlayKeysValue(keys []OverlayKey, acceptUnsigned bool) (v OverlayKeysV
 	return v
 }
 
+// All returns the keys.
 func (v OverlayKeysValue) All() []OverlayKey {
 	return slices.Clone(v.Keys[:min(v.Count, OverlayKeys)])
 }

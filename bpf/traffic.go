@@ -79,6 +79,7 @@ type Traffic struct {
 	Sent, Received Metric
 }
 
+// Read returns all counts.
 func (c TrafficCounts) Read() ([]Traffic, error) {
 	pairs, err := DumpKernel[TrafficKey, TrafficValue](c.pairs)
 	if err != nil {

@@ -76,6 +76,7 @@ type IPCacheKey struct {
 	Addr      [16]byte // network order; IPv4 in the first four bytes
 }
 
+// IPCacheKeyFrom returns the key of a prefix.
 func IPCacheKeyFrom(p netip.Prefix) IPCacheKey {
 	k := IPCacheKey{PrefixLen: 32 + uint32(p.Bits())}
 	k.Family, k.Addr = familyAndBytes(p.Addr())

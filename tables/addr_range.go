@@ -18,6 +18,7 @@ type AddrRange struct {
 
 func (r AddrRange) String() string { return r.First.String() + "-" + r.Last.String() }
 
+// Contains reports whether an address is in the range.
 func (r AddrRange) Contains(a netip.Addr) bool {
 	return a.Is4() == r.First.Is4() && a.Is4() == r.Last.Is4() &&
 		r.First.Compare(a) <= 0 && a.Compare(r.Last) <= 0
@@ -47,6 +48,7 @@ func (r AddrRange) size() int64 {
 	return int64(low) + 1
 }
 
+// rangeOf returns the addresses of a prefix.
 func rangeOf(p netip.Prefix) AddrRange {
 	last := p.Masked().Addr().AsSlice()
 	for bit := p.Bits(); bit < len(last)*8; bit++ {

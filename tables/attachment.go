@@ -141,4 +141,5 @@ func AllAttached(txn statedb.ReadTxn, attachments statedb.Table[*Attachment]) bo
 	return found
 }
 
+// NewAttachmentTable creates the table of attachments.
 var NewAttachmentTable = Declare("attachments", attachmentIDIndex, attachmentDeviceIndex)

@@ -104,7 +104,9 @@ var (
 
 	// BackendSlicesByNodeAddr queries the slices that announce an address of a node.
 	BackendSlicesByNodeAddr = backendSliceNodeAddrIndex.Query
-	BackendSlicesByService  = backendSliceServiceIndex.Query
+
+	// BackendSlicesByService queries the slices of a service.
+	BackendSlicesByService = backendSliceServiceIndex.Query
 
 	// BackendSliceByName queries a slice by its namespaced name.
 	BackendSliceByName = backendSliceNameIndex.Query
@@ -116,6 +118,7 @@ var (
 	BackendSlicesByPod = backendSlicePodIndex.Query
 )
 
+// NewBackendSliceTable creates the table of backend slices.
 var NewBackendSliceTable = Declare(
 	"backend-slices", backendSliceNameIndex, backendSliceAddrIndex, backendSliceServiceIndex,
 	backendSlicePodIndex, backendSliceNodeAddrIndex,

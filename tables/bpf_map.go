@@ -60,6 +60,7 @@ func (m *BPFMap) TableRow() []string {
 var (
 	bpfMapNameIndex = UniqueIndex("name", StringKeys, func(m *BPFMap) string { return m.Name })
 
+	// BPFMapByName queries a map by its name.
 	BPFMapByName = bpfMapNameIndex.Query
 )
 

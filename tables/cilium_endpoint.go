@@ -61,10 +61,13 @@ var (
 	ciliumEndpointNodeIndex = Index("node-ip", AddrKeys,
 		func(e *CiliumEndpoint) netip.Addr { return e.NodeIP })
 
+	// CiliumEndpointsByName queries all rows of an endpoint.
 	CiliumEndpointsByName = ciliumEndpointNameIndex.Query
 
 	// CiliumEndpointsBySlice queries the endpoints of a CiliumEndpointSlice.
-	CiliumEndpointsBySlice    = ciliumEndpointSliceIndex.Query
+	CiliumEndpointsBySlice = ciliumEndpointSliceIndex.Query
+
+	// CiliumEndpointsByIdentity queries the endpoints that have an identity.
 	CiliumEndpointsByIdentity = ciliumEndpointIdentityIndex.Query
 
 	// CiliumEndpointsByNodeIP queries the endpoints on the node with an address.
@@ -76,6 +79,7 @@ func CiliumEndpointByName(name Name, slice string) statedb.Query[*CiliumEndpoint
 	return ciliumEndpointKeyIndex.Query(ciliumEndpointKey(name, slice))
 }
 
+// NewCiliumEndpointTable creates the table of Cilium's endpoints.
 var NewCiliumEndpointTable = Declare(
 	"cilium-endpoints", ciliumEndpointKeyIndex, ciliumEndpointNameIndex, ciliumEndpointSliceIndex,
 	ciliumEndpointIdentityIndex, ciliumEndpointNodeIndex,

@@ -29,8 +29,11 @@ var (
 		func(n *CiliumNode) []netip.Addr { return n.Addrs })
 
 	// CiliumNodeByName queries the CiliumNode of a node.
-	CiliumNodeByName  = ciliumNodeNameIndex.Query
+	CiliumNodeByName = ciliumNodeNameIndex.Query
+
+	// CiliumNodesByAddr queries the nodes that have an address.
 	CiliumNodesByAddr = ciliumNodeAddrIndex.Query
 )
 
+// NewCiliumNodeTable creates the table of Cilium's nodes.
 var NewCiliumNodeTable = Declare("cilium-nodes", ciliumNodeNameIndex, ciliumNodeAddrIndex)

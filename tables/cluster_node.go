@@ -52,7 +52,9 @@ var (
 	clusterNodeAddrIndex = UniqueIndex("addr", AddrKeys,
 		func(n *ClusterNode) netip.Addr { return n.Addr })
 
+	// ClusterNodeByAddr queries the nodes that have an address.
 	ClusterNodeByAddr = clusterNodeAddrIndex.Query
 )
 
+// NewClusterNodeTable creates the table of the addresses of nodes.
 var NewClusterNodeTable = Declare("cluster-nodes", clusterNodeAddrIndex)

@@ -46,6 +46,7 @@ var (
 	coveredPrefixIndex = UniqueIndex("prefix", PrefixKeys,
 		func(c *CoveredPrefix) netip.Prefix { return c.Prefix })
 
+	// CoveredPrefixByPrefix queries a covered prefix.
 	CoveredPrefixByPrefix = coveredPrefixIndex.Query
 )
 

@@ -74,7 +74,9 @@ var (
 	ctGCRunMapIndex = Index("map", StringKeys, func(r *CTGCRun) string { return r.Map })
 
 	// CTGCRunByID queries a row by its number.
-	CTGCRunByID   = ctGCRunIDIndex.Query
+	CTGCRunByID = ctGCRunIDIndex.Query
+
+	// CTGCRunsByMap queries the rows of a map.
 	CTGCRunsByMap = ctGCRunMapIndex.Query
 )
 

@@ -39,6 +39,7 @@ func UniqueIndex[Row, Key any](
 	return idx
 }
 
+// Index is an index by a key that each row has.
 func Index[Row, Key any](name string, keys Keys[Key], of func(Row) Key) statedb.Index[Row, Key] {
 	return newIndex(name, keys, func(row Row) index.KeySet {
 		return index.NewKeySet(keys.of(of(row)))

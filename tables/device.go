@@ -95,4 +95,5 @@ var (
 	DevicesByMaster = deviceMasterIndex.Query
 )
 
+// NewDeviceTable creates the table of devices.
 var NewDeviceTable = Declare("devices", deviceIndexIndex, deviceNameIndex, deviceMasterIndex)

@@ -55,7 +55,9 @@ var (
 		func(d *Drop) time.Time { return d.Last })
 
 	// DropByKey queries the drops of a pod in a direction for a reason.
-	DropByKey     = dropKeyIndex.Query
+	DropByKey = dropKeyIndex.Query
+
+	// DropsByReason queries the drops for a reason.
 	DropsByReason = dropReasonIndex.Query
 
 	// DropsByLast queries, with LowerBound, the rows from a time on, the oldest first.
@@ -69,4 +71,5 @@ func timeFromString(text string) (index.Key, error) {
 	return timeKey(t), err
 }
 
+// NewDropTable creates the table of drops.
 var NewDropTable = Declare("drops", dropKeyIndex, dropReasonIndex, dropLastIndex)

@@ -45,16 +45,20 @@ var (
 		return r.Undesired
 	})
 
+	// EgressRulesetByNumber queries an egress ruleset by its number.
 	EgressRulesetByNumber = egressRulesetNumber.Query
 
 	// EgressRulesetByDigest queries the egress ruleset with a content.
-	EgressRulesetByDigest  = egressRulesetDigest.Query
+	EgressRulesetByDigest = egressRulesetDigest.Query
+
+	// EgressRulesetsByPolicy queries the egress rulesets with a policy.
 	EgressRulesetsByPolicy = egressRulesetPolicy.Query
 
 	// EgressRulesetsUndesired queries, by true, the egress rulesets that no route wants.
 	EgressRulesetsUndesired = egressRulesetUndesired.Query
 )
 
+// NewEgressRulesetTable creates the table of egress rulesets.
 var NewEgressRulesetTable = Declare("egress-rulesets", egressRulesetNumber, egressRulesetDigest,
 	egressRulesetPolicy, egressRulesetUndesired)
 
@@ -145,6 +149,7 @@ func EgressRulesOfRuleset(ruleset uint32) statedb.Query[*EgressRule] {
 	return egressRuleKey.QueryFromKey(index.Uint32(ruleset))
 }
 
+// NewEgressRuleTable creates the table of egress rules.
 var NewEgressRuleTable = Declare("egress-rules",
 	egressRuleKey,
 	egressRulePolicy,
@@ -196,6 +201,7 @@ var (
 		func(g *EgressGroup) bpf.Digest { return g.Digest })
 	egressGroupUndesired = FlagIndex("undesired", func(g *EgressGroup) bool { return g.Undesired })
 
+	// EgressGroupByNumber queries a group by its number.
 	EgressGroupByNumber = egressGroupNumber.Query
 
 	// EgressGroupByDigest queries the group of a list of gateways.

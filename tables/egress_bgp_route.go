@@ -48,6 +48,7 @@ var (
 	egressBGPRouteAddrIndex = UniqueIndex("addr", AddrKeys,
 		func(r *EgressBGPRoute) netip.Addr { return r.Addr })
 
+	// EgressBGPRouteByAddr queries the route of an address.
 	EgressBGPRouteByAddr = egressBGPRouteAddrIndex.Query
 )
 

@@ -55,6 +55,7 @@ var (
 	egressExitIfIndexIndex = Index("ifindex", Uint32Keys,
 		func(e *EgressExit) uint32 { return e.IfIndex })
 
+	// EgressExitByAddr queries an exit by its address.
 	EgressExitByAddr = egressExitAddrIndex.Query
 
 	// EgressExitsByDevice queries the exits by a device, by its name.

@@ -54,6 +54,7 @@ var (
 	egressIPLeaseIfIndexIndex = Index("ifindex", Uint32Keys,
 		func(l *EgressIPLease) uint32 { return l.IfIndex })
 
+	// EgressIPLeaseByAddr queries the lease of an address.
 	EgressIPLeaseByAddr = egressIPLeaseAddrIndex.Query
 
 	// EgressIPLeasesByIfIndex queries the leases of the addresses of a device.

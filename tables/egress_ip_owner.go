@@ -22,6 +22,7 @@ func (o *EgressIPOwner) TableRow() []string {
 var egressIPOwnerAddrIndex = UniqueIndex("addr", AddrKeys,
 	func(o *EgressIPOwner) netip.Addr { return o.Addr })
 
+// EgressIPOwnerByAddr queries the owner of an address.
 var EgressIPOwnerByAddr = egressIPOwnerAddrIndex.Query
 
 // NewEgressIPOwnerTable creates the table of the nodes that have egress addresses.

@@ -122,6 +122,7 @@ var (
 	egressIPPoolNameIndex = UniqueIndex("name", StringKeys,
 		func(p *EgressIPPool) string { return p.Name })
 
+	// EgressIPPoolByName queries a pool by its name.
 	EgressIPPoolByName = egressIPPoolNameIndex.Query
 )
 

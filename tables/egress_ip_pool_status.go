@@ -69,6 +69,7 @@ const (
 	ConditionAddressesUsable   = "AddressesUsable"   // no fixed one is an internal one of a Node
 )
 
+// PoolCondition is a condition of a pool.
 type PoolCondition struct {
 	Condition `yaml:",inline"`
 	// Since is when the condition began to have its status.

@@ -23,6 +23,7 @@ func (v *EgressIPVote) TableRow() []string {
 var egressIPVoteAddrIndex = UniqueIndex("addr", AddrKeys,
 	func(v *EgressIPVote) netip.Addr { return v.Addr })
 
+// EgressIPVoteByAddr queries the vote for an address.
 var EgressIPVoteByAddr = egressIPVoteAddrIndex.Query
 
 // NewEgressIPVoteTable creates the table of the votes of this node.

@@ -172,7 +172,9 @@ var (
 
 	// EgressPoliciesOfNodes queries, by true, the policies with a selector of nodes.
 	EgressPoliciesOfNodes = egressPolicyNodesIndex.Query
-	EgressPolicyByName    = egressPolicyNameIndex.Query
+
+	// EgressPolicyByName queries an egress policy by its name.
+	EgressPolicyByName = egressPolicyNameIndex.Query
 
 	// EgressPoliciesBySelector queries the policies that use a selector, by
 	// its canonical text.
@@ -187,6 +189,7 @@ var (
 	EgressPoliciesByDestination = egressPolicyDestinationIndex.Query
 )
 
+// NewEgressPolicyTable creates the table of egress policies.
 var NewEgressPolicyTable = Declare(
 	"egress-policies", egressPolicyNameIndex, egressPolicySelectorIndex, egressPolicyGroupIndex,
 	egressPolicyDestinationIndex, egressPolicySourceIndex, egressPolicyNodesIndex,

@@ -112,4 +112,5 @@ var (
 	EgressPolicyStatusByPolicy = egressPolicyStatusIndex.Query
 )
 
+// NewEgressPolicyStatusTable creates the table of the status of egress policies.
 var NewEgressPolicyStatusTable = Declare("egress-policy-status", egressPolicyStatusIndex)

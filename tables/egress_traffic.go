@@ -44,6 +44,7 @@ type EgressTrafficKey struct {
 	EgressIP netip.Addr
 }
 
+// Key returns the key of the row.
 func (t *EgressTraffic) Key() EgressTrafficKey { return EgressTrafficKey{t.Policy, t.EgressIP} }
 
 func (k EgressTrafficKey) key() index.Key {

@@ -124,4 +124,5 @@ var (
 	EgressVotersByIndex = egressVotersIndex.Query
 )
 
+// NewEgressVotersTable creates table egress-voters.
 var NewEgressVotersTable = Declare("egress-voters", egressVotersIndex)

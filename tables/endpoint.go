@@ -183,6 +183,7 @@ func endpointHereIndex(local LocalNode) statedb.Index[*Endpoint, bool] {
 		func(e *Endpoint) (here, has bool) { return true, e.Node == local.Name })
 }
 
+// NewEndpointTable creates the table of endpoints.
 func NewEndpointTable(db *statedb.DB, local LocalNode) (statedb.RWTable[*Endpoint], error) {
 	return statedb.NewTable(
 		db, "endpoints", endpointNameIndex, endpointAddrIndex, endpointHereIndex(local),

@@ -124,4 +124,5 @@ var (
 // FrontendByID queries the frontend at an address and port.
 func FrontendByID(id FrontendID) statedb.Query[*Frontend] { return frontendIndex.Query(id.Key()) }
 
+// NewFrontendTable creates the table of frontends.
 var NewFrontendTable = Declare("frontends", frontendIndex, frontendOrigin)

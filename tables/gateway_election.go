@@ -38,4 +38,5 @@ var (
 	GatewayElectionByDigest = gatewayElectionIndex.Query
 )
 
+// NewGatewayElectionTable creates the table of elections.
 var NewGatewayElectionTable = Declare("gateway-elections", gatewayElectionIndex)

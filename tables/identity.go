@@ -36,4 +36,5 @@ var (
 	IdentityByID = identityIDIndex.Query
 )
 
+// NewIdentityTable creates the table of identities.
 var NewIdentityTable = Declare("identities", identityIDIndex)

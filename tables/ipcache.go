@@ -185,6 +185,7 @@ func PeerPrefixesInside(
 	}
 }
 
+// NewPeerPrefixTable creates the table of peer prefixes.
 var NewPeerPrefixTable = Declare("peer-prefixes", peerPrefixPrefix, peerPrefixLongest)
 
 // SelectorMatch says that a selector in use has been evaluated for all members, or for some so far.

@@ -14,10 +14,12 @@ import (
 // of them as pods, and a map of a few entries takes five times the memory.
 type Labels []Label
 
+// Label is a key with its value.
 type Label struct{ Key, Value string }
 
 var _ labels.Labels = Labels{}
 
+// NewLabels returns the labels of a set.
 func NewLabels(set labels.Set) Labels {
 	l := make(Labels, 0, len(set))
 	for k, v := range set {
@@ -27,6 +29,7 @@ func NewLabels(set labels.Set) Labels {
 	return l
 }
 
+// Set returns the labels as a set.
 func (l Labels) Set() labels.Set {
 	set := make(labels.Set, len(l))
 	for _, label := range l {

@@ -122,12 +122,17 @@ var (
 
 	memberPending = FlagIndex("pending", func(m *Member) bool { return !isDone(m.Status) })
 
+	// MemberByNumber queries a member by its number.
 	MemberByNumber = memberNumber.Query
 
 	// MemberByDigest queries the member with the namespace and digest of another.
 	MemberByDigest = memberDigest.Query
+
+	// MembersByClass queries the members of a class.
 	MembersByClass = memberClass.Query
-	MembersByNode  = memberNode.Query
+
+	// MembersByNode queries the members that are a node.
+	MembersByNode = memberNode.Query
 
 	// MembersUndesired queries, by true, the members that no address is desired in.
 	MembersUndesired = memberUndesired.Query
@@ -146,6 +151,7 @@ func MembersOfNamespace(namespace string) statedb.Query[*Member] {
 	return memberDigest.QueryFromKey(append(index.String(namespace), 0))
 }
 
+// NewMemberTable creates the table of members.
 var NewMemberTable = Declare("members", memberNumber, memberDigest, memberClass, memberNode,
 	memberUndesired, memberPending)
 
@@ -224,6 +230,7 @@ var (
 	classRefused   = FlagIndex("refused", func(c *Class) bool { return c.Refused })
 	classUndesired = FlagIndex("undesired", func(c *Class) bool { return c.Undesired })
 
+	// ClassByNumber queries a class by its number.
 	ClassByNumber = classNumber.Query
 
 	// ClassByDigest queries the class with a definition.

@@ -18,6 +18,7 @@ type Name struct {
 // slash cannot occur in either part, so no two names share a key.
 func (n Name) String() string { return n.Namespace + "/" + n.Name }
 
+// Key is the index key of the name.
 func (n Name) Key() index.Key { return index.String(n.String()) }
 
 // FieldError says which field of an object cannot be used, and why.

@@ -28,7 +28,9 @@ var (
 	namespaceNameIndex = UniqueIndex("name", StringKeys,
 		func(n *Namespace) string { return n.Name })
 
+	// NamespaceByName queries a namespace by its name.
 	NamespaceByName = namespaceNameIndex.Query
 )
 
+// NewNamespaceTable creates the table of namespaces.
 var NewNamespaceTable = Declare("namespaces", namespaceNameIndex)

@@ -57,6 +57,7 @@ var (
 	NeighboursByAddr = neighbourAddrIndex.Query
 )
 
+// NewNeighbourTable creates the table of neighbours.
 var NewNeighbourTable = Declare(
 	"neighbours", neighbourIDIndex, neighbourDeviceIndex, neighbourAddrIndex,
 )

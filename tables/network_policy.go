@@ -32,6 +32,7 @@ var policyKindNames = [...]string{
 	PolicyKubernetes:        "NetworkPolicy",
 }
 
+// ParsePolicyKind parses the name of a kind.
 func ParsePolicyKind(name string) (PolicyKind, error) {
 	if at := slices.Index(policyKindNames[1:], name); at >= 0 {
 		return PolicyKind(at + 1), nil
@@ -47,6 +48,7 @@ func (k PolicyKind) String() string {
 	return policyKindNames[k]
 }
 
+// Namespaced reports whether policies of the kind are of a namespace.
 func (k PolicyKind) Namespaced() bool { return k == PolicyCilium || k == PolicyKubernetes }
 
 // MarshalText implements [encoding.TextMarshaler].
@@ -196,6 +198,7 @@ var (
 	NetworkPolicyByID = networkPolicyIDIndex.Query
 )
 
+// NewNetworkPolicyTable creates the table of network policies.
 var NewNetworkPolicyTable = Declare(
 	"network-policies", networkPolicyIDIndex, networkPolicySubjectIndex,
 )

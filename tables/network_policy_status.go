@@ -92,4 +92,5 @@ var (
 	NetworkPolicyStatusByPolicy = networkPolicyStatusIndex.Query
 )
 
+// NewNetworkPolicyStatusTable creates the table of the status of network policies.
 var NewNetworkPolicyStatusTable = Declare("network-policy-status", networkPolicyStatusIndex)

@@ -89,6 +89,7 @@ var (
 	nodeTunnelIndex = IndexEach("tunnel", AddrKeys,
 		func(n *Node) []netip.Addr { return n.TunnelIPs })
 
+	// NodeByName queries a node by its name.
 	NodeByName = nodeNameIndex.Query
 
 	// NodesByAddr queries the nodes that have an address, internal or other.
@@ -101,4 +102,5 @@ var (
 	NodesByPodCIDR = nodePodCIDRIndex.Query
 )
 
+// NewNodeTable creates the table of nodes.
 var NewNodeTable = Declare("nodes", nodeNameIndex, nodeAddrIndex, nodePodCIDRIndex, nodeTunnelIndex)

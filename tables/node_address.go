@@ -106,6 +106,7 @@ func nodeAddressIDString(s string) (index.Key, error) {
 	return append(key, rest...), nil
 }
 
+// NewNodeAddressTable creates the table of the addresses of this node.
 var NewNodeAddressTable = Declare(
 	"node-addresses", nodeAddressIDIndex, nodeAddressDeviceIndex, nodeAddressAddrIndex,
 )

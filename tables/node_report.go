@@ -74,6 +74,7 @@ var (
 	nodeReportNodeIndex = UniqueIndex("node", StringKeys,
 		func(r *NodeReport) string { return r.Node })
 
+	// NodeReportByNode queries the report of a node.
 	NodeReportByNode = nodeReportNodeIndex.Query
 
 	nodeReportNetworkIndex = IndexEach("network-policy", PolicyKeys,
@@ -90,4 +91,5 @@ var (
 	NodeReportsByNetworkPolicy = nodeReportNetworkIndex.Query
 )
 
+// NewNodeReportTable creates the table of the reports of nodes.
 var NewNodeReportTable = Declare("node-reports", nodeReportNodeIndex, nodeReportNetworkIndex)

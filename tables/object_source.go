@@ -34,6 +34,7 @@ var (
 	objectSourceNameIndex = UniqueIndex("source", StringKeys,
 		func(m *ObjectSource) string { return m.Source })
 
+	// ObjectSourceByName queries a source of objects by its name.
 	ObjectSourceByName = objectSourceNameIndex.Query
 )
 

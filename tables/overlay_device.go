@@ -41,7 +41,9 @@ var (
 	overlayDeviceNameIndex = UniqueIndex("name", StringKeys,
 		func(o *OverlayDevice) string { return o.Name })
 
+	// OverlayDeviceByName queries an overlay device by its name.
 	OverlayDeviceByName = overlayDeviceNameIndex.Query
 )
 
+// NewOverlayDeviceTable creates the table of overlay devices.
 var NewOverlayDeviceTable = Declare("overlay-devices", overlayDeviceNameIndex)

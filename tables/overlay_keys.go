@@ -48,6 +48,7 @@ func (k *OverlayKeys) Open() string {
 	return ""
 }
 
+// Numbers returns the numbers of the keys.
 func (k *OverlayKeys) Numbers() []string { return stringsOf(k.Keys) }
 
 // TableHeader implements [statedb.TableWritable].
@@ -75,6 +76,7 @@ var (
 	OverlayKeysByIndex = overlayKeysIndex.Query
 )
 
+// NewOverlayKeysTable creates the table of the overlay's keys.
 var NewOverlayKeysTable = Declare("overlay-keys", overlayKeysIndex)
 
 // OwnOverlayKey returns the key that proves what this node sends; found is false if the overlay has

@@ -66,13 +66,17 @@ var (
 	podIfIndex = IndexIf("ifindex", Uint32Keys,
 		func(p *Pod) (uint32, bool) { return p.IfIndex, p.IfIndex != 0 })
 
-	PodByAddr     = podAddr.Query
+	// PodByAddr queries the pod with an address.
+	PodByAddr = podAddr.Query
+
+	// PodsBySubject queries the pods of a subject.
 	PodsBySubject = podSubject.Query
 
 	// PodsByIfIndex queries the pods to which a device leads.
 	PodsByIfIndex = podIfIndex.Query
 )
 
+// NewPodTable creates the table of pods by address.
 var NewPodTable = Declare("pods", podAddr, podSubject, podIfIndex)
 
 // SubjectDef identifies a subject: a label set of pods of this node, or of others.
@@ -132,12 +136,15 @@ var (
 	subjectLocal     = FlagIndex("local", func(s *Subject) bool { return s.Local && !s.Undesired })
 	subjectUndesired = FlagIndex("undesired", func(s *Subject) bool { return s.Undesired })
 
+	// SubjectByNumber queries a subject by its number.
 	SubjectByNumber = subjectNumber.Query
 
 	// SubjectsByLabelSet queries the subjects of a label set: the desired ones, one for each
 	// node that matters, and those that addresses leave.
 	SubjectsByLabelSet = subjectLabelSet.Query
-	SubjectsByRuleset  = subjectRuleset.Query
+
+	// SubjectsByRuleset queries the subjects of a ruleset.
+	SubjectsByRuleset = subjectRuleset.Query
 
 	// SubjectsLocal queries, by true, the subjects that pods of this node are desired in.
 	SubjectsLocal = subjectLocal.Query
@@ -146,6 +153,7 @@ var (
 	SubjectsUndesired = subjectUndesired.Query
 )
 
+// NewSubjectTable creates the table of subjects.
 var NewSubjectTable = Declare("subjects", subjectNumber, subjectLabelSet, subjectRuleset,
 	subjectLocal, subjectUndesired)
 
@@ -189,10 +197,12 @@ var (
 	routeRuleset = Index("egress-ruleset", Uint32Keys,
 		func(r *SubjectRoute) uint32 { return r.EgressRuleset })
 
+	// RouteBySubject queries the route of a subject.
 	RouteBySubject = routeSubject.Query
 
 	// RoutesByRuleset queries the routes to an egress ruleset.
 	RoutesByRuleset = routeRuleset.Query
 )
 
+// NewSubjectRouteTable creates the table of routes.
 var NewSubjectRouteTable = Declare("subject-routes", routeSubject, routeRuleset)

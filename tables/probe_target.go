@@ -42,4 +42,5 @@ var (
 	ProbeTargetByNode = probeTargetNodeIndex.Query
 )
 
+// NewProbeTargetTable creates the table of the nodes that this node probes.
 var NewProbeTargetTable = Declare("probe-targets", probeTargetNodeIndex)

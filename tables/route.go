@@ -136,6 +136,7 @@ func routeIDString(s string) (index.Key, error) {
 	return key, nil
 }
 
+// NewRouteTable creates the table of routes.
 var NewRouteTable = Declare(
 	"routes", routeIDIndex, routeDestinationIndex, routeDeviceIndex, routeTableIndex,
 	routeSourceIndex,

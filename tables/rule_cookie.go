@@ -47,6 +47,7 @@ var (
 	ruleCookieIndex = UniqueIndex("cookie", Uint32Keys,
 		func(c *RuleCookie) uint32 { return c.Cookie })
 
+	// RuleCookieByNumber queries the rules of a cookie.
 	RuleCookieByNumber = ruleCookieIndex.Query
 )
 

@@ -46,6 +46,7 @@ func (id RuleID) Compare(o RuleID) int {
 // String is as in "NetworkPolicy/shop/web spec.ingress[0]".
 func (id RuleID) String() string { return strings.TrimSuffix(id.Policy.String()+" "+id.Field, " ") }
 
+// RuleNames returns the names of some rules.
 func RuleNames(rules []RuleID) []string {
 	names := make([]string, len(rules))
 	for i, id := range rules {

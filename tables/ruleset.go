@@ -130,6 +130,7 @@ var (
 	rulesetTooLarge  = FlagIndex("too-large", func(r *Ruleset) bool { return r.TooLarge != "" })
 	rulesetUndesired = FlagIndex("undesired", func(r *Ruleset) bool { return r.Undesired })
 
+	// RulesetByNumber queries a ruleset by its number.
 	RulesetByNumber = rulesetNumber.Query
 
 	// RulesetByDigest queries the ruleset with a content.
@@ -152,6 +153,7 @@ var (
 	RulesetsUndesired = rulesetUndesired.Query
 )
 
+// NewRulesetTable creates the table of rulesets.
 var NewRulesetTable = Declare("rulesets", rulesetNumber, rulesetDigest, rulesetSelector,
 	rulesetPort,
 	rulesetPolicy, rulesetTooLarge, rulesetUndesired)
@@ -176,7 +178,9 @@ var (
 	compiledPolicyID = UniqueIndex("policy", PolicyKeys,
 		func(p *CompiledPolicy) PolicyID { return p.Policy })
 
+	// CompiledPolicyByID queries whether a policy is compiled.
 	CompiledPolicyByID = compiledPolicyID.Query
 )
 
+// NewCompiledPolicyTable creates the table of policies that are compiled.
 var NewCompiledPolicyTable = Declare("compiled-policies", compiledPolicyID)

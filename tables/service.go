@@ -113,5 +113,6 @@ var (
 	ServicesByAddr = serviceAddrIndex.Query
 )
 
+// NewServiceTable creates the table of services.
 var NewServiceTable = Declare("services", serviceNameIndex, serviceAddrIndex,
 	serviceExternalIndex, serviceNodePortIndex, serviceNodePortsOfIndex)

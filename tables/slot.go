@@ -40,6 +40,7 @@ func (s *Slot) TableRow() []string {
 
 var slotNumber = UniqueIndex("number", Uint32Keys, func(s *Slot) uint32 { return s.Number })
 
+// SlotByNumber queries a slot.
 var SlotByNumber = slotNumber.Query
 
 // NewSlotTable creates the table of slots. It is initialized when this agent's slot is in

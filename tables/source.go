@@ -27,6 +27,7 @@ type SourceOut struct {
 	Source Source `group:"sources"`
 }
 
+// NewSourceOut returns the source of some tables.
 func NewSourceOut(name string, tables ...statedb.TableMeta) SourceOut {
 	s := Source{Name: name}
 	for _, table := range tables {

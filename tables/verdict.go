@@ -107,6 +107,7 @@ func PolicyEntriesOfRuleset(ruleset uint32) statedb.Query[*PolicyEntry] {
 	return policyEntryKey.QueryFromKey(index.Uint32(ruleset))
 }
 
+// NewPolicyEntryTable creates the table of policy entries.
 var NewPolicyEntryTable = Declare("policy-entries",
 	policyEntryKey, policyEntryClass, policyEntrySet, policyEntryPendingRuleset,
 	policyEntryPendingClass)
@@ -188,12 +189,14 @@ var (
 	verdictSetDigest = UniqueIndex("digest", DigestKeys,
 		func(s *VerdictSet) bpf.Digest { return s.Digest })
 
+	// VerdictSetByNumber queries a verdict set by its number.
 	VerdictSetByNumber = verdictSetNumber.Query
 
 	// VerdictSetByDigest queries the verdict set with a content.
 	VerdictSetByDigest = verdictSetDigest.Query
 )
 
+// NewVerdictSetTable creates the table of verdict sets.
 var NewVerdictSetTable = Declare("verdict-sets", verdictSetNumber, verdictSetDigest)
 
 // Verdict is the verdict of a set for some traffic. An entry of sluice_verdicts: the longest prefix
@@ -258,7 +261,9 @@ var (
 	VerdictByKey = verdictKey.Query
 
 	// VerdictsPending queries the verdicts of a set that the kernel does not have yet.
-	VerdictsPending  = verdictPending.Query
+	VerdictsPending = verdictPending.Query
+
+	// VerdictsByCookie queries the verdicts with a cookie.
 	VerdictsByCookie = verdictCookie.Query
 )
 
@@ -267,4 +272,5 @@ func VerdictsOfSet(set uint32) statedb.Query[*Verdict] {
 	return verdictKey.QueryFromKey(index.Uint32(set))
 }
 
+// NewVerdictTable creates the table of verdicts.
 var NewVerdictTable = Declare("verdicts", verdictKey, verdictPending, verdictCookie)

@@ -29,6 +29,7 @@ var entryFlagNames = map[uint16]string{
 	uint16(OfHost): "host", uint16(OfPod): "local-pod",
 }
 
+// Names returns the names of the flags that are set.
 func (f EntryFlags) Names() []string { return flagNames(uint16(f), entryFlagNames) }
 
 func (f EntryFlags) String() string { return list(f.Names()) }

@@ -52,6 +52,7 @@ func PortFrom(n uint16) (p Port) {
 	return p
 }
 
+// Number returns the number of the port.
 func (p Port) Number() uint16 { return binary.BigEndian.Uint16(p[:]) }
 
 // flagNames returns the names of the bits that are set.

@@ -25,6 +25,7 @@ const (
 	Replied     State = "replied"
 )
 
+// States returns all states.
 func States() []State {
 	return []State{SYN, Established, Closing, Closed, Unreplied, Replied, Expired, Condemned}
 }
@@ -61,6 +62,7 @@ const (
 	DirectionIn  Direction = "in"
 )
 
+// Direction returns the direction that tuple flags have.
 func (f TupleFlags) Direction() Direction {
 	if f&In != 0 {
 		return DirectionIn

@@ -37,6 +37,7 @@ type Sizes struct {
 	Ledger    uint32 // the same; 0: there is no ledger
 }
 
+// byName are the sizes by the names of maps.
 func (s Sizes) byName() map[string]uint32 {
 	return map[string]uint32{
 		ctmap.CT4TCP: s.CTTCP, ctmap.CT6TCP: s.CTTCP,

@@ -34,6 +34,7 @@ const (
 // sendWithin bounds a send.
 const sendWithin = 10 * time.Millisecond
 
+// Open opens a socket for an overlay.
 func Open(o Overlay) (*Socket, error) {
 	out, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(o.Underlay, 0)))
 	if err != nil {
@@ -42,6 +43,7 @@ func Open(o Overlay) (*Socket, error) {
 	return &Socket{o, out}, nil
 }
 
+// Close closes the socket.
 func (s *Socket) Close() error { return s.out.Close() }
 
 // Send sends a frame to a node.

@@ -21,10 +21,12 @@ type Translation struct {
 	Counter uint16         `json:"counter,omitempty"` // of its traffic
 }
 
+// Translation returns what the entry says.
 func (e Entry4) Translation() Translation {
 	return Translation{e.Created, e.NeedsCT, e.Used, e.Tunnel.Addr(), e.To(), e.Counter}
 }
 
+// Translation returns what the entry says.
 func (e Entry6) Translation() Translation {
 	return Translation{e.Created, e.NeedsCT, e.Used, e.Tunnel.Addr(), e.To(), e.Counter}
 }

@@ -40,6 +40,7 @@ func gcEgress(i int) netip.AddrPort {
 	)
 }
 
+// gcReplies is the tuple of the replies to it.
 func gcReplies(i int) ctmap.Tuple {
 	t := gcFlow(i)
 	return ctmap.Tuple{

@@ -22,6 +22,7 @@ const (
 	reset = "\x1b[0m"
 )
 
+// Paint returns a text in a tone.
 func (t Tone) Paint(text string) string {
 	if t == Plain {
 		return text
@@ -67,6 +68,7 @@ var (
 // ToneOf returns the tone of a word that tells a state.
 func ToneOf(word string) Tone { return words[word] }
 
+// toneOfCell returns the tone of a cell.
 func toneOfCell(column, cell string) Tone {
 	isNone := cell == "-" || cell == "" || cell == "0"
 	switch {

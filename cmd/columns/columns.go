@@ -28,6 +28,7 @@ type Writer struct {
 	widths []int
 }
 
+// NewWriter returns a writer of rows to w.
 func NewWriter(w io.Writer) *Writer { return &Writer{w: w} }
 
 // Clean replaces what would move the cursor of a terminal: ends of lines by

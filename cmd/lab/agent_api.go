@@ -47,6 +47,7 @@ func (a *Agent) Table(ctx context.Context, name string) (string, error) {
 	return string(text), err
 }
 
+// Rows returns the rows of a table of an agent.
 func Rows[Row any](ctx context.Context, a *Agent, table string) ([]Row, error) {
 	body, err := a.Get(ctx, "/statedb/dump/"+table)
 	if err != nil {

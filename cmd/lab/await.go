@@ -81,6 +81,7 @@ type MapRow struct {
 	Error string         `json:"error"`
 }
 
+// number is a number of a row.
 func number(v any) uint32 {
 	f, _ := v.(float64) // as JSON has them
 	return uint32(f)

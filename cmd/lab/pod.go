@@ -20,6 +20,7 @@ var (
 // buildAtOnce is how many pods are built at the same time.
 const buildAtOnce = 8
 
+// PodSpec says what a pod is.
 type PodSpec struct {
 	Node      *Node
 	Namespace string // "default" if empty

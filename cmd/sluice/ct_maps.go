@@ -30,6 +30,7 @@ type openMaps struct {
 	now  uint32   // seconds
 }
 
+// openPinned opens the pinned maps that there are.
 func openPinned(bpffs string) (*openMaps, error) {
 	dir, p := bpf.MapsDir(bpffs), &openMaps{}
 	err := p.open(dir)
@@ -90,6 +91,7 @@ func (p *openMaps) close() {
 	}
 }
 
+// connections returns the maps of connections of all sets.
 func (p *openMaps) connections() (maps []ctmap.Map) {
 	for _, s := range p.sets {
 		maps = append(maps, s.connections...)
@@ -97,6 +99,7 @@ func (p *openMaps) connections() (maps []ctmap.Map) {
 	return maps
 }
 
+// translations returns the maps of translations of all sets.
 func (p *openMaps) translations() (maps []natmap.Map) {
 	for _, s := range p.sets {
 		maps = append(maps, s.translations...)

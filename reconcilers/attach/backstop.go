@@ -49,6 +49,7 @@ func (h hook) priority(pin string) (priority int32, ok bool) {
 	return int32(n), err == nil
 }
 
+// isBackstop reports whether a pin is one of the backstop's.
 func isBackstop(pin string) bool {
 	for _, h := range hooks {
 		if strings.HasPrefix(pin, h.name+"_") {

@@ -112,6 +112,7 @@ func (l links) pin(made link.Link, name string) (link.ID, error) {
 // detach ends a pinned link, if there is one.
 func (l links) detach(name string) error { return bpf.DetachPinned(l.path(name)) }
 
+// names returns the names of the pinned links.
 func (l links) names() ([]string, error) { return bpf.PinnedLinks(l.dir) }
 
 // ethernet are the link types, as netlink names them, of devices whose packets

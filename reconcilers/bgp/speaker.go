@@ -240,6 +240,7 @@ func (s *speaker) send(
 	}
 }
 
+// sessionState is the state of a session.
 type sessionState struct {
 	addr      netip.Addr
 	state     string

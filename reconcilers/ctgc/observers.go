@@ -25,6 +25,7 @@ type observers struct {
 	lost atomic.Uint64               // not passed on to an observer that was too slow, counted for each
 }
 
+// observer is one of them.
 type observer struct {
 	ipv6  bool
 	queue chan gc.Entry

@@ -55,6 +55,7 @@ func (d *Dependency) Outside() *Dependency {
 // On returns a reference to a numbered object.
 func (d *Dependency) On(number uint32) Reference { return Reference{To: d, Number: number} }
 
+// OnPrefix returns a reference to a prefix.
 func (d *Dependency) OnPrefix(p netip.Prefix) Reference { return Reference{To: d, Prefix: p} }
 
 // Condition is evaluated on a snapshot of tables.

@@ -56,6 +56,7 @@ func (m *metrics) all() []prometheus.Collector {
 	}
 }
 
+// mapMetrics are those of one map.
 type mapMetrics struct {
 	entries, maxEntries, pressure prometheus.Gauge
 	pending, waiting, failed      prometheus.Gauge
@@ -90,6 +91,7 @@ func (m *metrics) of(name string) *mapMetrics {
 	}
 }
 
+// set sets the metrics to what the row of bpf-maps says.
 func (m *mapMetrics) set(row *tables.BPFMap) {
 	m.entries.Set(float64(row.Entries))
 	m.maxEntries.Set(float64(row.MaxEntries))

@@ -34,6 +34,7 @@ var Cell = cell.Module(
 	),
 )
 
+// eventReason is the reason of Events.
 const eventReason = "Tampered"
 
 // Recorder takes what was found. It is safe for concurrent use.

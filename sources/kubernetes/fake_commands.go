@@ -42,6 +42,7 @@ type fakeParams struct {
 // fakeHandle is the FakeAPI in use, under a type that nothing else provides.
 type fakeHandle struct{ api *FakeAPI }
 
+// Commands returns the script commands.
 func (f *FakeAPI) Commands() map[string]script.Cmd {
 	return map[string]script.Cmd{
 		"k8s/apply":  manifestCommand("Create or replace the objects of manifests, those of each file at once", f.Apply),

@@ -33,6 +33,7 @@ type feed interface {
 	close()
 }
 
+// kinds is a set of kinds of rows.
 type kinds uint8
 
 const (

@@ -166,6 +166,7 @@ func (e *fieldErrors) protocol(field, name string) (number uint8, known bool) {
 	return number, known
 }
 
+// portNumber returns the number of the port in a field.
 func (e *fieldErrors) portNumber(field string, number int64) (port uint16, valid bool) {
 	if number < 1 || number > 65535 {
 		e.note(field, strconv.FormatInt(number, 10)+" is no port number")

@@ -30,6 +30,7 @@ type Counts struct {
 	Errors  int `json:"errors"`
 }
 
+// Add counts a row.
 func (c *Counts) Add(condition Condition) {
 	switch condition {
 	case Pending:

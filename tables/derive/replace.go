@@ -69,6 +69,7 @@ func Replace[Row any](
 	return nil
 }
 
+// Insert inserts a row.
 func Insert[Row any](out statedb.WriteTxn, table statedb.RWTable[Row], row Row) error {
 	if _, _, err := table.Insert(out, row); err != nil {
 		return fmt.Errorf("write %s: %w", table.Name(), err)

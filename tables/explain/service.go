@@ -173,6 +173,7 @@ func appendPorts(to []netip.AddrPort, addr netip.Addr, ports []uint16) []netip.A
 	return to
 }
 
+// in returns the numbers that a slice gives the port.
 func (p servicePort) in(s *tables.BackendSlice) (numbers []uint16) {
 	for _, b := range s.Ports {
 		if b.Name == p.Name && b.Protocol == p.Protocol {

@@ -89,6 +89,7 @@ func (c Config) validate() error {
 	return nil
 }
 
+// parseMark parses --mark-mask.
 func parseMark(text string) (mask uint32, err error) {
 	wide, err := strconv.ParseUint(text, 0, 32)
 	if err != nil {

@@ -296,6 +296,7 @@ func (f *frontendParams) addHostPort(txn statedb.ReadTxn, row *tables.Frontend, 
 	}
 }
 
+// nodesAt returns the nodes that have an address of a frontend.
 func (f *frontendParams) nodesAt(txn statedb.ReadTxn, addr netip.Addr) []string {
 	if addr.IsLoopback() {
 		return []string{f.LocalNode.Name}

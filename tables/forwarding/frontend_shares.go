@@ -106,6 +106,7 @@ func (s *frontendShares) retry(mark func(frontendKey)) {
 	}
 }
 
+// namespaceOf returns the namespace of an origin.
 func namespaceOf(origin string) string {
 	_, name, _ := strings.Cut(origin, " ")
 	namespace, _, _ := strings.Cut(name, "/")

@@ -82,6 +82,7 @@ func memberKey(number uint32) key   { return key{kind: ofMember, number: number}
 func classKey(number uint32) key    { return key{kind: ofClass, number: number} }
 func selectorKey(number uint32) key { return key{kind: ofSelector, number: number} }
 
+// single returns the prefix of one address.
 func single(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
 
 // rule has the tables, and the last numbers that it assigned.

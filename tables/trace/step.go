@@ -68,6 +68,7 @@ func each[Key, Row any](
 	}
 }
 
+// numbers returns those of rows.
 func numbers[Row interface{ GetLife() tables.Life }](rows []Row) []uint32 {
 	numbers := make([]uint32, len(rows))
 	for i, row := range rows {

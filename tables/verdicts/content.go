@@ -33,6 +33,7 @@ type contribution struct {
 // contributions are all that rules say about a class in a direction, by keys without set.
 type contributions map[bpf.VerdictKey][]contribution
 
+// anyTraffic is the key of all traffic.
 var anyTraffic = bpf.VerdictKeyOf(0, 0, 0, 0)
 
 // maxNamedRules is how many rules a verdict names that decide together. Any number may, and for any

@@ -12,6 +12,7 @@ import (
 // Room is how many entries sluice_policy and sluice_verdicts have room for.
 type Room struct{ Entries, Verdicts int }
 
+// RoomOf returns the room of the maps.
 func RoomOf(c bpf.Config) Room { return Room{int(c.MapSizePolicy), int(c.MapSizeVerdicts)} }
 
 // guaranteed is the part of a map that each namespace can use, however much others do: a

@@ -129,6 +129,7 @@ func (s *side) anyPeerPorts() []string {
 	return slices.Compact(names)
 }
 
+// of returns the content for a class.
 func (s *side) of(c *tables.Class, w *work) *content {
 	if c.Refused {
 		return refused

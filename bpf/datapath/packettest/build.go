@@ -354,6 +354,7 @@ func (m ICMP) encode(under network, inner []byte, _ uint8) []byte {
 	return b
 }
 
+// Payload is bytes as they are.
 type Payload []byte
 
 func (Payload) protocol() uint8 { return noNextProtocol }

@@ -52,6 +52,7 @@ func (n *Node) SetRemotePod(a netip.Addr) error {
 	)
 }
 
+// RemovePod removes a pod.
 func (n *Node) RemovePod(a netip.Addr) error {
 	return n.Map("sluice_pods").Delete(bpf.PodKey{Addr: bpf.AddressFrom(a)})
 }
@@ -142,6 +143,7 @@ func (n *Node) SetBucket(group, bucket uint32, v bpf.GatewayValue) error {
 	return n.put("sluice_gateways", &bpf.GatewayKey{Group: group, Bucket: bucket}, &v)
 }
 
+// Bucket returns the bucket of a source.
 func Bucket(source netip.Addr) uint32 {
 	h := fnv.New32a()
 	b := source.As16()

@@ -182,6 +182,7 @@ func (n *Node) once(
 // Cost is what a packet costs, by itself and in the empty program.
 type Cost struct{ Program, Empty time.Duration }
 
+// Over returns what the program costs over the empty one.
 func (c Cost) Over() time.Duration { return c.Program - c.Empty }
 
 // Measure runs a program on so many packets, and the empty one on as many by turns.

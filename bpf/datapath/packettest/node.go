@@ -130,11 +130,13 @@ func (n *Node) Map(name string) *ebpf.Map {
 	return m
 }
 
+// Program returns a program.
 func (n *Node) Program(name string) *ebpf.Program { return n.programs.Programs[name] }
 
 // Index returns the number of a device.
 func (n *Node) Index(device string) uint32 { return uint32(n.devices[device].Attrs().Index) }
 
+// MAC returns the address of a device.
 func (n *Node) MAC(device string) MAC { return MAC(n.devices[device].Attrs().HardwareAddr) }
 
 // Within runs a function in the network namespace of the node.

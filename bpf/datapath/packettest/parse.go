@@ -8,6 +8,7 @@ import (
 	"net/netip"
 )
 
+// Packet is what a packet says.
 type Packet struct {
 	EthernetDst, EthernetSrc MAC
 	EtherType                uint16

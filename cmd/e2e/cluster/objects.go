@@ -34,6 +34,7 @@ type Pod struct {
 	IPs             []netip.Addr // at most one of each family
 }
 
+// CreateNamespace creates a namespace.
 func (c *Cluster) CreateNamespace(name string, labels map[string]string) {
 	c.t.Helper()
 	ctx, cancel := requestContext()

@@ -102,6 +102,7 @@ func (w *World) party(addr netip.Addr) (p party) {
 	return p
 }
 
+// NodeAddrs returns the addresses of a node.
 func (w *World) NodeAddrs(n *tables.Node) []netip.Addr {
 	addrs := slices.Concat(n.InternalIPs, n.OtherIPs)
 	for _, c := range w.Cilium {
@@ -124,6 +125,7 @@ func (w *World) IsSubject(addr netip.Addr) bool {
 // IsHost reports whether an address is of this node itself.
 func (w *World) IsHost(addr netip.Addr) bool { return w.party(addr).host }
 
+// selects reports whether a selector of pods selects a pod.
 func (w *World) selects(s tables.EgressSelector, pod *tables.Endpoint) bool {
 	key := matchKey{s, pod}
 	is, known := w.memo.matches[key]
