@@ -27,7 +27,7 @@ type keeper struct {
 	voter         *voter
 	teller        *teller
 	socket        *sockets
-	done          chan func() // take in what has come of tasks and checks
+	done          chan func() // functions that take in what has come of tasks and checks
 	announcer     *worker
 	configurer    *worker       // changes the addresses of devices, which may take long
 	announcements announcements // of announcer
@@ -75,15 +75,8 @@ func (k *keeper) run(ctx context.Context, health cell.Health) error {
 		return err
 	}
 	k.start() // before it is known who votes: where programs run depends on the rows
-	for _, input := range []interface {
-		Initialized(statedb.ReadTxn) (bool, <-chan struct{})
-	}{k.IPs, k.Voters, k.Keys, k.Settings, k.Addresses} {
-		_, initialized := input.Initialized(k.DB.ReadTxn())
-		select {
-		case <-initialized:
-		case <-ctx.Done():
-			return nil
-		}
+	if !tables.AwaitInitialized(ctx, k.DB, k.IPs, k.Voters, k.Keys, k.Settings, k.Addresses) {
+		return nil
 	}
 	defer k.socket.close()
 	defer k.startWorkers(ctx)()
