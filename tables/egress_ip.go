@@ -25,13 +25,15 @@ type EgressIP struct {
 	Owner     string     `json:"owner,omitempty"`
 	OwnerAddr netip.Addr `json:"ownerAddr,omitzero"` // underlay address of the owner
 
-	IfIndex uint32 `json:"ifIndex,omitempty"` // of this node, if it may have the address, or has a fixed one
+	// IfIndex is of the device of this node, if it may have the address, or has a fixed one.
+	IfIndex uint32 `json:"ifIndex,omitempty"`
 	Device  string `json:"device,omitempty"`
 }
 
 // Equal reports whether two rows say the same.
 func (e *EgressIP) Equal(o *EgressIP) bool {
-	return e.Addr == o.Addr && e.Pool == o.Pool && e.Fixed == o.Fixed && slices.Equal(e.Policies, o.Policies) &&
+	return e.Addr == o.Addr && e.Pool == o.Pool && e.Fixed == o.Fixed &&
+		slices.Equal(e.Policies, o.Policies) &&
 		e.Node == o.Node && e.NodeAddr == o.NodeAddr && e.Reason == o.Reason &&
 		e.Owner == o.Owner && e.OwnerAddr == o.OwnerAddr &&
 		e.IfIndex == o.IfIndex && e.Device == o.Device

@@ -12,8 +12,8 @@ import (
 )
 
 // EgressIPPool is a set of egress addresses that move between nodes, or are fixed, from an
-// EgressIPPool object. An item of its addresses that does not parse is left out; any other mistake is in
-// Error, and then the pool keeps its addresses but gives them to no node.
+// EgressIPPool object. An item of its addresses that does not parse is left out; any other mistake
+// is in Error, and then the pool keeps its addresses but gives them to no node.
 type EgressIPPool struct {
 	Name    string    `json:"name"`
 	UID     string    `json:"uid,omitempty"`
@@ -104,7 +104,8 @@ func InOrder[Object interface{ Before(Object) bool }](a, b Object) int {
 // TableHeader implements [statedb.TableWritable].
 func (*EgressIPPool) TableHeader() []string {
 	return []string{
-		"Name", "Addresses", "Excluded", "Fixed", "Nodes", "MaxPerNode", "Blocks", "Allocations", "Errors",
+		"Name", "Addresses", "Excluded", "Fixed", "Nodes", "MaxPerNode",
+		"Blocks", "Allocations", "Errors",
 	}
 }
 
@@ -112,7 +113,8 @@ func (*EgressIPPool) TableHeader() []string {
 func (p *EgressIPPool) TableRow() []string {
 	return []string{
 		p.Name, listColumn(append(stringsOf(p.Prefixes), stringsOf(p.Ranges)...), ", "),
-		listColumn(stringsOf(p.Excluded), ", "), trueOrDash(p.Fixed), orDash(p.Nodes), strconv.Itoa(p.MaxPerNode),
+		listColumn(stringsOf(p.Excluded), ", "), trueOrDash(p.Fixed),
+		orDash(p.Nodes), strconv.Itoa(p.MaxPerNode),
 		fmt.Sprintf("%d/%d", len(p.Blocks), PortBlocks(p.PortsPerBlock)),
 		listColumn(stringsOf(p.Allocations), ", "), errorColumn(p.Errors),
 	}

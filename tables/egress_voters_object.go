@@ -5,8 +5,8 @@ package tables
 import "time"
 
 // EgressVotersName is the name of the ConfigMap with the nodes that vote on egress addresses, in
-// the namespace of the agents. Its data has one key, EgressVotersKey, with [EgressVotersInObject] in
-// JSON.
+// the namespace of the agents. Its data has one key, EgressVotersKey, with [EgressVotersInObject]
+// in JSON.
 const (
 	EgressVotersName = "sluice-egress-voters"
 	EgressVotersKey  = "voters"

@@ -29,7 +29,8 @@ type WantedEgressVoters struct {
 // Equal reports whether two rows want the same, whatever their status.
 func (v *WantedEgressVoters) Equal(o *WantedEgressVoters) bool {
 	return v.Index == o.Index && v.Generation == o.Generation &&
-		slices.EqualFunc(v.Sets, o.Sets, VoterSet.Equal) && v.From == o.From && v.Waits == o.Waits && v.Problem == o.Problem
+		slices.EqualFunc(v.Sets, o.Sets, VoterSet.Equal) && v.From == o.From &&
+		v.Waits == o.Waits && v.Problem == o.Problem
 }
 
 // TableHeader implements [statedb.TableWritable].

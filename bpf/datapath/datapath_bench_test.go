@@ -36,9 +36,9 @@ func BenchmarkPrograms(b *testing.B) {
 	}
 }
 
-// BenchmarkProbeAnswered measures what the programs of a gateway add to a probe that they answer, of
-// one node and of many by turns: the time in the kernel over that of an empty program in the same
-// run. What the kernel itself spends on a packet of the overlay is not in it.
+// BenchmarkProbeAnswered measures what the programs of a gateway add to a probe that they answer,
+// of one node and of many by turns: the time in the kernel over that of an empty program in the
+// same run. What the kernel itself spends on a packet of the overlay is not in it.
 func BenchmarkProbeAnswered(b *testing.B) {
 	for _, count := range []int{1, 5_000} {
 		b.Run(fmt.Sprintf("nodes=%d", count), func(b *testing.B) {

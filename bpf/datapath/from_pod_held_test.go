@@ -15,7 +15,8 @@ import (
 // TestUnknownSource: a pod sends from its own addresses only, if sources are checked.
 func TestUnknownSource(t *testing.T) {
 	eachTransport(t, func(f *fixture, transport string) {
-		strangers := map[string]netip.Addr{"unassigned": f.UnassignedPod, "another pod's": f.OtherPod, "outside": f.Server2, "the node's": f.SharedEgress}
+		strangers := map[string]netip.Addr{
+			"unassigned": f.UnassignedPod, "another pod's": f.OtherPod, "outside": f.Server2, "the node's": f.SharedEgress}
 		for name, from := range strangers {
 			res := f.fromPod(request(transport, from, f.Uncovered)...)
 			require.Equal(f, 1, res.Reasons[bpf.ReasonUnknownSource], name)

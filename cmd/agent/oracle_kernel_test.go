@@ -37,7 +37,8 @@ func inKernel(r bpf.Reader, src, dst netip.Addr, anyBucket bool) (string, error)
 	}
 	ways := map[string]bool{}
 	for bucket := range uint32(bpf.GatewayBuckets) {
-		v, found := bpf.Get[bpf.GatewayKey, bpf.GatewayValue](r, "sluice_gateways", bpf.GatewayKey{Group: rule.Value.Group, Bucket: bucket})
+		v, found := bpf.Get[bpf.GatewayKey, bpf.GatewayValue](r, "sluice_gateways",
+			bpf.GatewayKey{Group: rule.Value.Group, Bucket: bucket})
 		if !found {
 			return "", fmt.Errorf("%s to %s: egress ruleset %d, group %d, but no bucket %d",
 				src, dst, route.EgressRuleset, rule.Value.Group, bucket)
@@ -51,6 +52,7 @@ func inKernel(r bpf.Reader, src, dst netip.Addr, anyBucket bool) (string, error)
 
 // inClusterByKernel reports whether the ipcache has an address as inside the cluster.
 func inClusterByKernel(r bpf.Reader, addr netip.Addr) bool {
-	e, found := bpf.Match[bpf.IPCacheKey, bpf.IPCacheValue](r, "sluice_ipcache", bpf.IPCacheKeyFrom(netip.PrefixFrom(addr, addr.BitLen())))
+	e, found := bpf.Match[bpf.IPCacheKey, bpf.IPCacheValue](r, "sluice_ipcache",
+		bpf.IPCacheKeyFrom(netip.PrefixFrom(addr, addr.BitLen())))
 	return found && e.Value.Flags&bpf.IPCacheInCluster != 0
 }

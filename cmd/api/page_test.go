@@ -93,7 +93,8 @@ func TestPageSource(t *testing.T) {
 		require.Contains(t, text[:200], "SPDX-License-Identifier: Apache-2.0", e.Name())
 		require.Less(t, strings.Count(text, "\n"), 400, e.Name())
 		require.Empty(t, htmlOf.FindAllString(text, -1), e.Name())
-		text = strings.ReplaceAll(text, "http://www.w3.org/2000/svg", "") // the name of SVG, which is never fetched
+		// the name of SVG, which is never fetched
+		text = strings.ReplaceAll(text, "http://www.w3.org/2000/svg", "")
 		require.Empty(t, elsewhere.FindAllString(text, -1), e.Name())
 		texts[e.Name()] = text
 		total += len(data)

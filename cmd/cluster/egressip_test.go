@@ -33,7 +33,8 @@ const (
 func testEgressIPs(t *testing.T) {
 	upgradeChart(t, "--set=flags.egress-ips=true")
 	awaitRollout(t, "daemonset/sluice", "deployment/sluice-operator")
-	apply(t, pod("pool-send", "worker-1", "moving", "send", "-interval=20ms", "-timeout=100ms", outside))
+	apply(t, pod("pool-send", "worker-1", "moving", "send",
+		"-interval=20ms", "-timeout=100ms", outside))
 	waitFor(t, shop, "condition=Ready", "pod/pool-send")
 	start := time.Now()
 	createPool(t)

@@ -86,8 +86,9 @@ func (b *browser) serve() string {
 			return (&net.Dialer{}).DialContext(ctx, "unix", b.agent.socket())
 		}},
 		FlushInterval: -1,
-		ErrorLog:      log.New(io.Discard, "", 0),                                                      // of streams that end with the agent
-		ErrorHandler:  func(http.ResponseWriter, *http.Request, error) { panic(http.ErrAbortHandler) }, // as if nothing listened
+		ErrorLog:      log.New(io.Discard, "", 0), // of streams that end with the agent
+		// as if nothing listened
+		ErrorHandler: func(http.ResponseWriter, *http.Request, error) { panic(http.ErrAbortHandler) },
 	}
 	const below = "/nodes/" + localNode
 	server := httptest.NewServer(http.StripPrefix(below, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

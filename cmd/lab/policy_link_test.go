@@ -220,7 +220,8 @@ func (p *policyTest) stolen() {
 		host4, host6 = hostOf(v4, routerHost), hostOf(v6, routerHost)
 	}
 	announce4 := func(a netip.Addr) []byte {
-		b := packettest.Build(packettest.Ethernet{Dst: broadcast, Src: own, Type: packettest.EtherTypeARP})
+		b := packettest.Build(
+			packettest.Ethernet{Dst: broadcast, Src: own, Type: packettest.EtherTypeARP})
 		b = append(b, 0, 1, 8, 0, 6, 4, 0, 2)
 		b = append(append(b, own[:]...), a.AsSlice()...)
 		return append(append(b, broadcast[:]...), a.AsSlice()...)

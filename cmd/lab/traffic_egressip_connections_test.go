@@ -47,8 +47,8 @@ func (m *moving) goOn(all connections) {
 	}
 }
 
-// askAll asks by all connections at the same moment, and returns after how long each had its answer.
-// The test fails if one ends, or has another egress address than it began with.
+// askAll asks by all connections at the same moment, and returns after how long each had its
+// answer. The test fails if one ends, or has another egress address than it began with.
 func (m *moving) askAll(all connections) (took times) {
 	m.t.Helper()
 	type answer struct {

@@ -29,9 +29,10 @@ const envProbing = "SLUICE_TEST_PROBING_NODES"
 // probing is the network of the simulated nodes.
 var probing = netip.MustParsePrefix("172.20.0.0/16")
 
-// TestTrafficProbesAnswered sends a gateway the probes of simulated nodes by turns, and logs the time
-// that its kernel takes to answer one, from the frame at its device to the answer at the other end
-// of the wire: what docs/egress-semantics.md says of the cost. Its agent stands still meanwhile.
+// TestTrafficProbesAnswered sends a gateway the probes of simulated nodes by turns, and logs the
+// time that its kernel takes to answer one, from the frame at its device to the answer at the other
+// end of the wire: what docs/egress-semantics.md says of the cost. Its agent stands still
+// meanwhile.
 func TestTrafficProbesAnswered(t *testing.T) {
 	t.Parallel()
 	count := 50
@@ -74,8 +75,9 @@ func TestTrafficProbesAnswered(t *testing.T) {
 	require.NotEmpty(t, answered, "no round had all its probes answered")
 	slices.Sort(answered)
 	slices.Sort(ignored)
-	t.Logf("probes of %d nodes: %s each, at least %s; frames that the gateway ignores: %s, at least %s "+
-		"(medians of %d rounds of %d)", count, answered[len(answered)/2], answered[0],
+	t.Logf(
+		"probes of %d nodes: %s each, at least %s; frames that the gateway ignores: %s, at least %s "+
+			"(medians of %d rounds of %d)", count, answered[len(answered)/2], answered[0],
 		ignored[len(ignored)/2], ignored[0], len(answered), batch)
 }
 

@@ -14,8 +14,8 @@ import (
 	"github.com/sluice-net/sluice/tables"
 )
 
-// vote has nodes vote on egress addresses: sets of these nodes, the numbers of which begin with one.
-// It waits until agents have acknowledged that, but for those of some nodes.
+// vote has nodes vote on egress addresses: sets of these nodes, the numbers of which begin with
+// one. It waits until agents have acknowledged that, but for those of some nodes.
 func (m *moving) vote(generation, number uint32, sets [][]*Node, but ...*Node) {
 	m.t.Helper()
 	object := tables.EgressVotersInObject{Generation: int64(generation)}

@@ -125,8 +125,9 @@ func (n *node) result() string {
 	if sandbox == "" {
 		sandbox = n.netns()
 	}
-	return fmt.Sprintf(`{"cniVersion":%q,"dns":{},"interfaces":[{"name":"cni0"},{"name":"veth7"},{"name":"eth0","sandbox":%q}],`+
-		`"ips":[{%s,"interface":2}],"x-more":[1.50]}`, n.version, sandbox, address)
+	return fmt.Sprintf(
+		`{"cniVersion":%q,"dns":{},"interfaces":[{"name":"cni0"},{"name":"veth7"},{"name":"eth0","sandbox":%q}],`+
+			`"ips":[{%s,"interface":2}],"x-more":[1.50]}`, n.version, sandbox, address)
 }
 
 func (n *node) netns() string { return fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), int(n.pod)) }

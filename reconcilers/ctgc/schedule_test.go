@@ -95,7 +95,8 @@ func TestLeftovers(t *testing.T) {
 	}{
 		"removals that could not be told": {gc.Pass{Deferred: 1, NextExpiry: 1e6}, 10 * time.Second},
 		"translations just used":          {gc.Pass{Kept: 1}, 10 * time.Second},
-		"failed":                          {gc.Pass{Failed: 1}, 450*time.Second + 5*time.Second}, // rounded up to a poll
+		// rounded up to a poll
+		"failed": {gc.Pass{Failed: 1}, 450*time.Second + 5*time.Second},
 	} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, DefaultConfig, func(w *world) {

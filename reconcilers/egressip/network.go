@@ -193,8 +193,8 @@ func linkLayer(direction ndp.Direction, ifi *net.Interface) []ndp.Option {
 	return []ndp.Option{&ndp.LinkLayerAddress{Direction: direction, Addr: ifi.HardwareAddr}}
 }
 
-// announcements announces addresses. It has one packet socket for all of them: it takes milliseconds to
-// close one, as the kernel waits for all packets under way.
+// announcements announces addresses. It has one packet socket for all of them: it takes
+// milliseconds to close one, as the kernel waits for all packets under way.
 type announcements struct{ packets *int }
 
 // announce tells all on the device's link that this node has an address. The device is one of the

@@ -69,8 +69,8 @@ func generationAt(t time.Time) uint32 {
 	return uint32(t.Sub(generationEpoch) / (100 * time.Millisecond))
 }
 
-// votes takes in who votes for this node. If that was not looked at for longer than a vote is valid,
-// another node may have had the address meanwhile: it is announced anew.
+// votes takes in who votes for this node. If that was not looked at for longer than a vote is
+// valid, another node may have had the address meanwhile: it is announced anew.
 func (o *owned) votes(
 	entry bpf.VotesValue, kernel bpf.VotersValue, names map[netip.Addr]string, now uint64,
 ) {
@@ -148,7 +148,7 @@ func (k *keeper) work(w *worker, o *owned, do func() error, then func(error)) {
 	}}
 }
 
-// withdraw takes an address from its device. If it is to come back, that need not wait.
+// withdraw takes an address from its device. After that it may come back at once.
 func (k *keeper) withdraw(o *owned) {
 	if k.now() < o.removal {
 		return

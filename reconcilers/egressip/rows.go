@@ -8,8 +8,8 @@ import (
 	"github.com/cilium/statedb"
 )
 
-// setRows makes the rows of a table, which nothing else writes, those that are wanted, each once. It
-// locks the table only if one differs, as it is called at each tick.
+// setRows makes the rows of a table, which nothing else writes, those that are wanted, each once.
+// It locks the table only if one differs, as it is called at each tick.
 func setRows[Row any](
 	db *statedb.DB, table statedb.RWTable[Row], by func(Row) statedb.Query[Row],
 	equal func(wanted, existing Row) bool, wanted []Row,

@@ -276,7 +276,9 @@ func (s *testServer) wantsProtobuf(req *http.Request) bool {
 // apiTypes are those of the kinds in protobuf.
 var apiTypes = func() *runtime.Scheme {
 	s := runtime.NewScheme()
-	for _, add := range []func(*runtime.Scheme) error{corev1.AddToScheme, discoveryv1.AddToScheme, networkingv1.AddToScheme} {
+	for _, add := range []func(*runtime.Scheme) error{
+		corev1.AddToScheme, discoveryv1.AddToScheme, networkingv1.AddToScheme,
+	} {
 		utilruntime.Must(add(s))
 	}
 	return s

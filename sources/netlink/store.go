@@ -154,7 +154,9 @@ func removeAll[Row any](c *change, t target[Row], q statedb.Query[Row]) {
 // replace puts the wanted rows and then removes the others. Of rows with the
 // same key the first counts: it is the one that the kernel would use. The keys
 // of such rows are returned.
-func replace[Row any](c *change, t target[Row], want []Row, put func(Row)) (repeated map[string]bool) {
+func replace[Row any](
+	c *change, t target[Row], want []Row, put func(Row),
+) (repeated map[string]bool) {
 	key := t.PrimaryIndexer().ObjectToKey
 	keep := make(map[string]bool, len(want))
 	repeated = map[string]bool{}

@@ -44,9 +44,9 @@ func cpuTime(t testing.TB) time.Duration {
 	return time.Duration(used.Nano())
 }
 
-// BenchmarkProber measures what a node of a cluster of 5,000 that probes 10 gateways and 2 witnesses
-// spends on that, of one processor, and how often each gateway is probed. The time of the network is
-// the benchmark's.
+// BenchmarkProber measures what a node of a cluster of 5,000 that probes 10 gateways and 2
+// witnesses spends on that, of one processor, and how often each gateway is probed. The time of the
+// network is the benchmark's.
 func BenchmarkProber(b *testing.B) {
 	for _, c := range []struct {
 		name     string
@@ -56,7 +56,8 @@ func BenchmarkProber(b *testing.B) {
 	}{
 		{name: "no flows"},
 		{name: "flows with answers at once", requests: 25 * time.Millisecond},
-		{"4 requests a second, answered after 100 ms", 250 * time.Millisecond, 100 * time.Millisecond, ""},
+		{"4 requests a second, answered after 100 ms",
+			250 * time.Millisecond, 100 * time.Millisecond, ""},
 		{"13 requests a second, answered after 65 ms", 75 * time.Millisecond, 65 * time.Millisecond, ""},
 		{name: "one gateway is lost", cut: "a"},
 	} {

@@ -98,7 +98,8 @@ func (i *ipParams) declare() derive.Rule[int] {
 // changesAddresses reports whether two versions of a pool differ in more than what the operator
 // has given to nodes and policies: policies have their addresses by themselves.
 func changesAddresses(old, new *tables.EgressIPPool) bool {
-	return old.Fixed != new.Fixed || !slices.Equal(old.Prefixes, new.Prefixes) || !slices.Equal(old.Ranges, new.Ranges) ||
+	return old.Fixed != new.Fixed || !slices.Equal(old.Prefixes, new.Prefixes) ||
+		!slices.Equal(old.Ranges, new.Ranges) ||
 		!slices.Equal(old.Excluded, new.Excluded) || old.Nodes != new.Nodes ||
 		old.MaxPerNode != new.MaxPerNode || !old.Created.Equal(new.Created) || old.Error != new.Error
 }

@@ -22,7 +22,9 @@ type selection struct {
 // kindOf returns what an address is.
 func kindOf(w *policytest.World, a netip.Addr) string {
 	signature := strings.Split(w.PeerSignature(a), "; ")
-	for _, e := range []tables.PolicyEntity{tables.EntityWorld, tables.EntityHost, tables.EntityRemoteNode} {
+	for _, e := range []tables.PolicyEntity{
+		tables.EntityWorld, tables.EntityHost, tables.EntityRemoteNode,
+	} {
 		if slices.Contains(signature, string(e)) {
 			return string(e)
 		}

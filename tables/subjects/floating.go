@@ -12,7 +12,8 @@ import (
 )
 
 func movesEgressIP(old, new *tables.EgressIP) bool {
-	return old.Fixed != new.Fixed || old.Node != new.Node || old.NodeAddr != new.NodeAddr || old.Reason != new.Reason ||
+	return old.Fixed != new.Fixed || old.Node != new.Node || old.NodeAddr != new.NodeAddr ||
+		old.Reason != new.Reason ||
 		old.Owner != new.Owner || old.IfIndex != new.IfIndex
 }
 

@@ -62,7 +62,8 @@ func TestEgressIPElects(t *testing.T) {
 	require.Equal(t, "node-1 (203.0.113.9)", elected())
 	require.True(t, isLocal(), "others may elect this node")
 	h.EgressIPs.Put(&tables.EgressIP{Addr: addr, Fixed: true, Owner: "node-2"})
-	require.Equal(t, "none: egress IP 203.0.113.9 is at node-2, which the oldest policy with it elects",
+	require.Equal(t,
+		"none: egress IP 203.0.113.9 is at node-2, which the oldest policy with it elects",
 		elected())
 	h.EgressIPs.Put(&tables.EgressIP{Addr: addr, Fixed: true, Reason: "the pool has a mistake"})
 	require.Equal(t, "none: the pool has a mistake", elected())

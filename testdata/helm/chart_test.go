@@ -169,7 +169,8 @@ func TestCleanup(t *testing.T) {
 
 	require.Equal(t, []string{"/sluice", "cleanup"}, cleanup.Command)
 	require.Equal(t, []string{"--bpffs=/sys/fs/bpf", "--cni-bin-dir=/opt/cni/bin",
-		"--cni-conf-dir=/etc/cni/net.d", "--procfs=/host/proc", "--socket=/run/sluice/sluice.sock", "--state-dir=/var/lib/sluice"}, cleanup.Args)
+		"--cni-conf-dir=/etc/cni/net.d", "--procfs=/host/proc",
+		"--socket=/run/sluice/sluice.sock", "--state-dir=/var/lib/sluice"}, cleanup.Args)
 	require.Subset(t, agent.Args, cleanup.Args)
 	require.Equal(t, agent.Image, cleanup.Image)
 	require.Equal(t, agent.SecurityContext, cleanup.SecurityContext)

@@ -115,7 +115,9 @@ func TestAdmissionPolicy(t *testing.T) {
 	// It is for the account that the values name.
 	all = decode(t, renderSet(t, "all", kubeVersion))
 	p := object[admissionv1.ValidatingAdmissionPolicy](t, all, policy)
-	require.Equal(t, "request.userInfo.username == 'system:serviceaccount:sluice-system:node-agent'", p.Spec.MatchConditions[0].Expression)
+	require.Equal(t,
+		"request.userInfo.username == 'system:serviceaccount:sluice-system:node-agent'",
+		p.Spec.MatchConditions[0].Expression)
 	require.Equal(t, admissionv1.Fail, *p.Spec.FailurePolicy)
 	b := object[admissionv1.ValidatingAdmissionPolicyBinding](t, all, binding)
 	require.Equal(t, p.Name, b.Spec.PolicyName)
