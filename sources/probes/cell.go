@@ -42,7 +42,8 @@ type Config struct {
 	GatewayProbeFailures int
 }
 
-// DefaultConfig notices a lost gateway after 225 ms.
+// DefaultConfig finds a gateway lost 175 to 250 ms after its death: three probes are sent, the last
+// of which has a third of the interval to be answered.
 var DefaultConfig = Config{GatewayProbeInterval: 75 * time.Millisecond, GatewayProbeFailures: 3}
 
 const (
@@ -54,7 +55,7 @@ const (
 // Flags implements [cell.Flagger].
 func (c Config) Flags(flags *pflag.FlagSet) {
 	flags.Duration("gateway-probe-interval", c.GatewayProbeInterval,
-		"Time between probes of a gateway that is in doubt, and for its answer; 0 does not probe "+
+		"Time between probes of a gateway that is in doubt; 0 does not probe "+
 			"gateways: whether their Nodes are ready decides alone")
 	flags.Int("gateway-probe-failures", c.GatewayProbeFailures,
 		"Probes in succession without an answer after which a gateway is lost")

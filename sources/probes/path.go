@@ -38,7 +38,7 @@ type settings struct {
 }
 
 // tick is how often paths are looked at: often enough that a gateway is probed soon after packets
-// of flows got nothing back, so that it is lost within four intervals.
+// of flows got nothing back, and that a probe has a third of an interval to be answered.
 func (s settings) tick() time.Duration { return s.interval / 3 }
 
 // asked is a probe that is not answered.
@@ -94,21 +94,21 @@ func (p *path) retarget(target tables.ProbeTarget) bool {
 	return true
 }
 
-// answered notes an answer that has come by now, and reports whether there was a probe with its
-// nonce. late says that it may have come long ago.
-func (p *path) answered(nonce uint64, now time.Duration, late bool) bool {
+// answered notes an answer, and reports whether there was a probe with its nonce. came is when it
+// did, 0 if that is not known.
+func (p *path) answered(nonce uint64, came time.Duration) bool {
 	i := slices.IndexFunc(p.asked, func(a asked) bool { return a.nonce == nonce })
 	if i < 0 {
 		return false
 	}
-	// The path worked after the probe was sent. When is not known: the agent may read late.
+	// The path worked when the probe was sent, at least.
 	at := p.asked[i].at
 	p.life, p.answer = max(p.life, at), max(p.answer, at)
 	if i > 0 {
 		p.missed = p.asked[i-1].at
 	}
-	if !late {
-		p.trip = max(now-at, p.trip*7/8)
+	if came != 0 {
+		p.trip = max(came-at, p.trip*7/8)
 	}
 	p.asked = p.asked[i+1:]
 	p.heard = true
@@ -127,8 +127,9 @@ func (p *path) forget(now time.Duration) {
 	p.forgot = now
 }
 
-// patience is for how long an answer may be on its way.
-func (p *path) patience() time.Duration { return max(p.interval, min(2*p.trip, probeActive)) }
+// patience is for how long an answer may be on its way. The last probe that makes a node lost has
+// only this long to be answered; those before it have had an interval each.
+func (p *path) patience() time.Duration { return max(p.interval/3, min(2*p.trip, probeActive)) }
 
 // unanswered returns the last probes that were sent after a moment, and are old enough to have been
 // answered, as many as make a node lost. ok says that there are as many.
@@ -155,14 +156,16 @@ func (p *path) silent(now time.Duration) (since time.Duration, silent bool) {
 	return last[0].at, true
 }
 
-// doubt reports whether a probe was not answered in time, of a node that has answered before and is
-// not known to be lost.
+// doubt reports whether a probe was not answered when the next one may be sent, of a node that has
+// answered before and is not known to be lost.
 func (p *path) doubt(now time.Duration) bool {
 	if p.row.State == tables.PathUnprobed || p.row.State == tables.PathLost {
 		return false
 	}
-	last, _ := p.unanswered(p.answer, now)
-	return len(last) > 0
+	wait := max(p.interval, p.patience())
+	return slices.ContainsFunc(p.asked, func(a asked) bool {
+		return a.at > p.answer && now-a.at >= wait
+	})
 }
 
 // worked reports whether the path worked from a moment on, both ways and without interruption: a

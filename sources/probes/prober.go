@@ -112,7 +112,7 @@ func (p *prober) tick(now time.Duration, at time.Time) error {
 		return errors.Join(err, p.stop(now, errors.Is(err, errNoKey)))
 	}
 	added, err := p.followTargets(now, at)
-	err = errors.Join(err, p.receive(now, late))
+	err = errors.Join(err, p.receive())
 	changed := p.judge(now, at, late)
 	err = errors.Join(err, p.send(key, now))
 	if added || changed || p.initialized != nil {
@@ -208,7 +208,7 @@ func (p *prober) followTargets(now time.Duration, at time.Time) (changed bool, e
 }
 
 // receive takes what the programs have noted: answers, and packets of flows.
-func (p *prober) receive(now time.Duration, late bool) error {
+func (p *prober) receive() error {
 	var errs []error
 	for _, path := range p.paths {
 		value, err := p.noted.read(path.target.Addr)
@@ -218,7 +218,11 @@ func (p *prober) receive(now time.Duration, late bool) error {
 		}
 		path.note(value)
 		for i := range uint64(bpf.PathNonces) { // the oldest first
-			if path.answered(value.Nonces[(value.Answers+i)%bpf.PathNonces], now, late) {
+			came := time.Duration(0)
+			if i == bpf.PathNonces-1 {
+				came = value.Answered
+			}
+			if path.answered(value.Nonces[(value.Answers+i)%bpf.PathNonces], came) {
 				p.metrics.probes.WithLabelValues("answered").Inc()
 			}
 		}
