@@ -4,6 +4,7 @@ package tables
 
 import (
 	"net/netip"
+	"strconv"
 	"time"
 
 	"github.com/cilium/statedb"
@@ -15,14 +16,19 @@ type EgressIPUntaken struct {
 	Addr  netip.Addr `json:"addr"`
 	Node  string     `json:"node"`
 	Since time.Time  `json:"since"`
+	Past  bool       `json:"past,omitempty"` // it may be tried again, if no other node is suited
 }
 
 // TableHeader implements [statedb.TableWritable].
-func (*EgressIPUntaken) TableHeader() []string { return []string{"Address", "Node", "Since"} }
+func (*EgressIPUntaken) TableHeader() []string {
+	return []string{"Address", "Node", "Since", "Past"}
+}
 
 // TableRow implements [statedb.TableWritable].
 func (u *EgressIPUntaken) TableRow() []string {
-	return []string{u.Addr.String(), u.Node, u.Since.UTC().Format(time.RFC3339)}
+	return []string{
+		u.Addr.String(), u.Node, u.Since.UTC().Format(time.RFC3339), strconv.FormatBool(u.Past),
+	}
 }
 
 var egressIPUntakenIndex = UniqueIndex("id", StringKeys,

@@ -16,7 +16,7 @@ const (
 type EgressVotersInObject struct {
 	Generation int64              `json:"generation"` // 1 to 1<<32 - 1
 	Since      time.Time          `json:"since"`
-	Sets       []VoterSetInObject `json:"sets"` // one, or two of successive numbers
+	Sets       []VoterSetInObject `json:"sets"` // one, or two: see [EgressVoters]
 }
 
 // VoterSetInObject is a set of nodes that vote, as the ConfigMap has it.

@@ -101,6 +101,29 @@ func (a *Agent) awaitLease(ctx context.Context, addr netip.Addr) error {
 	})
 }
 
+// TestTrafficEgressIPDeviceLost: when the device with an address has no link any more, while the node
+// answers probes, the addresses go to the other node and stay there when the link is back.
+func TestTrafficEgressIPDeviceLost(t *testing.T) {
+	t.Parallel()
+	m := newMoving(t, time.Second)
+	from := m.owners[moving4]
+	require.Equal(t, from, m.owners[moving6], "by chance, which simplifies the test")
+	to := m.other(from)
+	flows, begin := m.flows(), time.Now()
+	m.carrier(from, false)
+	for _, addr := range movings {
+		m.carries(addr, to)
+		m.took("no link", addr, to, begin)
+	}
+	m.carrier(from, true)
+	for _, addr := range movings {
+		m.World.forget(t, addr)
+		m.carries(addr, to)
+		m.stays(addr, flows[addr])
+	}
+	m.invariant()
+}
+
 // TestTrafficEgressIPOwnerLost: when the node with an address is cut off from the others, or its
 // agent stands still and the Node is not ready, the other node has the address soon. The former
 // one, whose kernel has the address still, neither answers for it nor sends with it, also when it

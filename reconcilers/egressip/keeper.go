@@ -176,7 +176,7 @@ func (k *keeper) keepAll(ctx context.Context) error {
 		o.votes(entry, k.kernelSet, names, k.now())
 		k.keep(ctx, o)
 		errs = append(errs, o.problem)
-		if o.held && o.assigned {
+		if o.held && o.assigned && o.wasUp { // without a link another node is to have it
 			has = append(has, addr)
 		}
 	}

@@ -3,6 +3,7 @@
 package egressip
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -10,6 +11,7 @@ import (
 	"github.com/mdlayher/ndp"
 	"github.com/stretchr/testify/require"
 
+	"github.com/sluice-net/sluice/tables"
 	"github.com/sluice-net/sluice/testdata/await"
 )
 
@@ -61,8 +63,19 @@ func TestAnnouncedWithTheLink(t *testing.T) {
 	w.wants(v4, "node-1")
 	announced(announceFirst)
 	require.NoError(t, remove(v4))
+	isOwner := func() bool {
+		_, _, found := w.Owners.Get(w.db.ReadTxn(), tables.EgressIPOwnerByAddr(v4))
+		return found
+	}
+	w.eventually("it tells others", isOwner)
 	w.link(false)
 	w.eventually("it comes again", func() bool { return w.has(v4) })
+	w.eventually("it says why that is of no use", func() bool {
+		return strings.HasSuffix(w.row(v4).Problem, "has no link")
+	})
+	w.eventually("it does not tell others that it has the address", func() bool { return !isOwner() })
 	w.link(true)
 	announced(announceFirst)
+	w.eventually("it tells others again", isOwner)
+	w.eventually("nothing is wrong", func() bool { return w.row(v4).Problem == "" })
 }

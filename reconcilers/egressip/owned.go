@@ -166,7 +166,8 @@ func (k *keeper) withdraw(o *owned) {
 func (k *keeper) bring(o *owned, device *tables.Device, isUp bool) {
 	o.due = k.now() + retryAssign
 	if !isUp {
-		k.give(o, nil, false)
+		k.give(o,
+			fmt.Errorf("announce %s: device %d has no link", o.addr, o.ifIndex), false)
 		return
 	}
 	k.work(k.announcer, o, func() error { return k.announcements.announce(o.addr, device) },
@@ -189,10 +190,10 @@ func (o *owned) brought(err, announced error, isUp bool, now uint64) {
 	case o.due == 0: // votes ended and came again meanwhile
 	case err != nil:
 		o.due = now + retryAssign
-	case announced != nil: // as when votes ended: the programs drop what announces it
-		o.due = now + announceSoon
 	case !isUp:
 		o.due = now + announceLater
+	case announced != nil: // as when votes ended: the programs drop what announces it
+		o.due = now + announceSoon
 	default:
 		o.due = now + announceLater
 		if o.announced++; o.announced < announceFirst {

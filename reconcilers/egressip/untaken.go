@@ -17,7 +17,8 @@ const (
 	// another one: longer than it takes to ask whether others use hundreds of new addresses.
 	takeWithin = uint64(15 * time.Second)
 
-	// avoidFor is for how long it prefers others then.
+	// avoidFor is for how long it avoids that node then. After that it votes for it again if no other
+	// node is suited.
 	avoidFor = 5 * time.Minute
 )
 
@@ -68,9 +69,16 @@ func (u *untaken) follow(votes []*tables.EgressIPVote, now uint64) error {
 		isAgain := slices.ContainsFunc(untaken, func(o *tables.EgressIPUntaken) bool {
 			return o.Addr == row.Addr && o.Node == row.Node
 		})
-		if used[row.Addr] && !isAgain && time.Since(row.Since) < avoidFor {
-			untaken = append(untaken, row)
+		ip, _, found := u.IPs.Get(txn, tables.EgressIPByAddr(row.Addr))
+		if !used[row.Addr] || isAgain || found && ip.Owner == row.Node {
+			continue
 		}
+		if !row.Past && time.Since(row.Since) >= avoidFor {
+			row = &tables.EgressIPUntaken{
+				Addr: row.Addr, Node: row.Node, Since: row.Since, Past: true,
+			}
+		}
+		untaken = append(untaken, row)
 	}
 	by := func(row *tables.EgressIPUntaken) statedb.Query[*tables.EgressIPUntaken] {
 		return tables.EgressIPUntakenBy(row.Addr, row.Node)

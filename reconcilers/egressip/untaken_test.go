@@ -16,12 +16,15 @@ import (
 )
 
 // TestUntaken: a node that has not taken an address after a while is told, unless a node has it or
-// the vote does not count yet, and forgotten later.
+// the vote does not count yet, and forgotten when it has taken the address.
 func TestUntaken(t *testing.T) {
 	db := statedb.New()
 	owners := tablestest.Open(t, db, tables.NewEgressIPOwnerTable)
 	rows := tablestest.Open(t, db, tables.NewEgressIPUntakenTable)
-	u := newUntaken(params{DB: db, Log: hivetest.Logger(t), Owners: owners, Untaken: rows})
+	ips := tablestest.Open(t, db, tables.NewEgressIPTable)
+	u := newUntaken(params{
+		DB: db, Log: hivetest.Logger(t), IPs: ips, Owners: owners, Untaken: rows,
+	})
 	now := uint64(0)
 	nodes := func(votes ...*tables.EgressIPVote) (nodes []string) {
 		require.NoError(t, u.follow(votes, now))
@@ -47,8 +50,19 @@ func TestUntaken(t *testing.T) {
 	require.Empty(t, nodes(first))
 	require.Equal(t, []string{"node-1"}, nodes(first))
 	require.Equal(t, []string{"node-1"}, nodes(second))
-	rows.Put(&tables.EgressIPUntaken{Addr: v4, Node: "node-1", Since: time.Now().Add(-avoidFor)})
-	require.Empty(t, nodes(second))
-	require.Empty(t, nodes())
+	row := &tables.EgressIPUntaken{Addr: v4, Node: "node-1", Since: time.Now().Add(-avoidFor)}
+	rows.Put(row)
+	require.Equal(t, []string{"node-1"}, nodes(second))
+	past := *row
+	past.Past = true
+	require.Equal(t, []*tables.EgressIPUntaken{&past}, statedb.Collect(rows.All(db.ReadTxn())))
+	for _, node := range []string{"node-2", "node-1"} {
+		require.Equal(t, []string{"node-1"}, nodes(waiting))
+		ips.Put(&tables.EgressIP{Addr: v4, Owner: node})
+	}
+	require.Empty(t, nodes(waiting), "it has taken it after all")
+	rows.Put(row)
+	ips.Remove(&tables.EgressIP{Addr: v4})
+	require.Empty(t, nodes(), "it is not used any more")
 	require.Empty(t, u.since)
 }

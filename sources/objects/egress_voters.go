@@ -112,13 +112,32 @@ func parseEgressVoters(text string) (*tables.EgressVoters, error) {
 		if err != nil {
 			return nil, err
 		}
-		if i > 0 && set.Number != row.Sets[i-1].Number+1 {
-			return nil, fmt.Errorf("sets[%d].number: %d does not follow %d",
-				i, set.Number, row.Sets[i-1].Number)
+		if i > 0 {
+			if err := checkNext(row.Sets[i-1], set); err != nil {
+				return nil, fmt.Errorf("sets[%d].%w", i, err)
+			}
 		}
 		row.Sets = append(row.Sets, set)
 	}
 	return row, nil
+}
+
+// checkNext checks that a set may be in use beside the one before it: any majority of one has a node
+// in common with any majority of the other, as they differ by one node.
+func checkNext(before, set tables.VoterSet) error {
+	if set.Number != before.Number+1 {
+		return fmt.Errorf("number: %d does not follow %d", set.Number, before.Number)
+	}
+	common := 0
+	for _, v := range set.Voters {
+		if slices.Contains(before.Voters, v) {
+			common++
+		}
+	}
+	if n := len(before.Voters) + len(set.Voters) - 2*common; n != 1 {
+		return fmt.Errorf("voters: %d nodes differ from the set before: want 1", n)
+	}
+	return nil
 }
 
 func parseVoterSet(field string, o tables.VoterSetInObject) (set tables.VoterSet, err error) {

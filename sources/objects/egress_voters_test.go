@@ -102,13 +102,16 @@ func TestWrongEgressVoters(t *testing.T) {
 		sets(of(1, one) + `, ` + of(2, one) + `, ` + of(3, one)): "sets: 3 are more than 2",
 		sets(of(1, one) + `, ` + of(1, one)):                     "sets[1].number: 1 does not follow 1",
 		sets(of(1, one) + `, ` + of(3, one)):                     "sets[1].number: 3 does not follow 1",
-		sets(of(0, one)):                                         "sets[0].number: 0: want 1",
-		set(``):                                                  "sets[0].voters: required",
-		set(six):                                                 "sets[0].voters: 6 are more than 5",
-		set(`{"addr": "10.0.0.1"}`):                              "sets[0].voters[0].node: required",
-		set(`{"node": "a/b", "addr": "10.0.0.1"}`):               `sets[0].voters[0].node: "a/b" is no name`,
-		set(`{"node": "node-1"}`):                                "sets[0].voters[0].addr: is empty",
-		set(`{"node": "a", "addr": "10.0.0.256"}`):               `sets[0].voters[0].addr: "10.0.0.256": `,
+		sets(of(1, one) + `, ` + of(2, one)): "sets[1].voters: 0 nodes differ from the set before: " +
+			"want 1",
+		sets(of(1, one) + `, ` + of(2, `{"node": "node-1", "addr": "10.0.0.2"}`)): "sets[1].voters: 2 ",
+		sets(of(0, one)):            "sets[0].number: 0: want 1",
+		set(``):                     "sets[0].voters: required",
+		set(six):                    "sets[0].voters: 6 are more than 5",
+		set(`{"addr": "10.0.0.1"}`): "sets[0].voters[0].node: required",
+		set(`{"node": "a/b", "addr": "10.0.0.1"}`): `sets[0].voters[0].node: "a/b" is no name`,
+		set(`{"node": "node-1"}`):                  "sets[0].voters[0].addr: is empty",
+		set(`{"node": "a", "addr": "10.0.0.256"}`): `sets[0].voters[0].addr: "10.0.0.256": `,
 		set(`{"node": "a", "addr": "0.0.0.0"}`): `sets[0].voters[0].addr: "0.0.0.0": ` +
 			`is not the address of a host`,
 		set(one + `, {"node": "node-1", "addr": "10.0.0.2"}`): `sets[0].voters[1]: "node-1" or ` +

@@ -19,8 +19,8 @@ type election struct {
 	state func(node string) tables.PathState // of the path to it, empty if it is not probed
 	load  map[used]int
 
-	// untaken reports whether a node has not taken an address of late.
-	untaken func(addr netip.Addr, node string) bool
+	// untaken returns that a node has not taken an address, if it has not.
+	untaken func(addr netip.Addr, node string) (row *tables.EgressIPUntaken, found bool)
 
 	// Of the last address: most have the same selectors as the one before.
 	ofPool, ofPolicy string
@@ -39,6 +39,7 @@ type rank int
 
 const (
 	suited     rank = iota
+	doubtful        // it has not taken the address long ago
 	draining        // it gives its addresses up
 	unprobed        // it may have no agent that takes votes
 	recovering      // it was lost, and answers again
@@ -48,10 +49,11 @@ const (
 
 func (e *election) rank(addr netip.Addr, n *tables.Node) rank {
 	state := e.state(n.Name)
+	row, found := e.untaken(addr, n.Name)
 	switch {
 	case state == tables.PathLost:
 		return lost
-	case e.untaken(addr, n.Name):
+	case found && !row.Past:
 		return untaken
 	case state == tables.PathRecovering:
 		return recovering
@@ -59,6 +61,8 @@ func (e *election) rank(addr netip.Addr, n *tables.Node) rank {
 		return unprobed
 	case n.Draining:
 		return draining
+	case found:
+		return doubtful
 	}
 	return suited
 }

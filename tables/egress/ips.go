@@ -126,9 +126,9 @@ func (i *ipParams) rows(in statedb.ReadTxn) (rows []*tables.EgressIP) {
 			}
 			return ""
 		},
-		untaken: func(addr netip.Addr, node string) bool {
-			_, _, found := i.Untaken.Get(in, tables.EgressIPUntakenBy(addr, node))
-			return found
+		untaken: func(addr netip.Addr, node string) (*tables.EgressIPUntaken, bool) {
+			row, _, found := i.Untaken.Get(in, tables.EgressIPUntakenBy(addr, node))
+			return row, found
 		}}
 	for _, n := range e.nodes {
 		for _, addr := range n.InternalIPs {

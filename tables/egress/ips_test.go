@@ -332,4 +332,13 @@ func TestEgressIPFollowsPaths(t *testing.T) {
 		})
 	}
 	require.Equal(t, third, w.row("203.0.113.9").Node)
+	tablestest.Insert(t, w.db, w.Untaken, &tables.EgressIPUntaken{
+		Addr: netip.MustParseAddr("203.0.113.9"), Node: first, Past: true,
+	})
+	require.Equal(t, third, w.row("203.0.113.9").Node, "it is suited and has it")
+	n, _, _ := w.Nodes.Get(w.db.ReadTxn(), tables.NodeByName(third))
+	drained := tables.Clone(n)
+	drained.Draining = true
+	tablestest.Insert(t, w.db, w.Nodes, drained)
+	require.Equal(t, first, w.row("203.0.113.9").Node)
 }

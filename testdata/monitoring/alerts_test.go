@@ -51,6 +51,7 @@ var scenarios = map[string][]string{
 		`sluice_map_pressure_ratio{node="bad", map="sluice_policy"} 0.85x30`,
 		`sluice_map_pressure_ratio{node="good", map="sluice_policy"} 0.7x30`,
 		`sluice_map_pressure_ratio{node="good", map="sluice_ct4_tcp"} 1x30`,
+		`sluice_map_pressure_ratio{node="good", map="sluice_frag6"} 1x30`,
 	},
 	"SluiceConnectionMapNearlyFull": {
 		`sluice_map_pressure_ratio{node="bad", map="sluice_ct4_tcp"} 0.95x30`,
@@ -80,6 +81,13 @@ var scenarios = map[string][]string{
 	"SluiceProgramsNotAttached": {
 		`sluice_reconciler_failing{node="bad", module="attach", name="attachments"} 1x30`,
 		`sluice_reconciler_failing{node="good", module="attach", name="attachments"} 0x30`,
+		`sluice_reconciler_failing{pod="good", module="egress-voters-object", name=""} 1x30`,
+	},
+	"SluiceEgressAddressesStuck": {
+		`sluice_reconciler_failing{pod="bad", module="egress-voters-object", name=""} 1x30`,
+		`sluice_reconciler_failing{node="bad", module="egress-bgp", name="sessions"} 1x30`,
+		`sluice_reconciler_failing{node="good", module="egress-bgp", name="sessions"} 0x30`,
+		`sluice_reconciler_failing{node="good", module="sysctl", name="sysctls"} 1x30`,
 	},
 	"SluiceEgressPolicyWithoutGateway": {
 		`sluice_egress_policies{node="bad", state="no gateway"} 1x30`,
