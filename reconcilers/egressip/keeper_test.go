@@ -131,6 +131,22 @@ func TestRestart(t *testing.T) {
 	}
 }
 
+// An agent without --egress-ips takes the addresses of a former one from their devices, once no
+// majority votes for this node.
+func TestSwitchedOff(t *testing.T) {
+	w := newWorld(t)
+	w.start()
+	w.wants(v4, "node-1")
+	w.assigned(v4)
+	w.stop()
+	w.fill()
+	w.set.Remove(&tables.EgressVoters{}) // the object is not read
+	w.keeper.Enabled.Enabled = false
+	w.start()
+	defer func() { w.stop() }()
+	w.eventually("it goes", func() bool { return w.row(v4) == nil && !w.has(v4) })
+}
+
 // An address that another host has is not used, unless a node has told that it is that; and that of
 // others on this node is left alone.
 func TestConflicts(t *testing.T) {
