@@ -45,7 +45,7 @@ const (
 )
 
 // ProbeFrame returns the frame, inside the overlay packet, of a probe or an answer from one node
-// to another. The nonce is random, and of one probe only.
+// to another. The nonce is greater than those of probes before.
 func ProbeFrame(key OverlayKey, kind ProbeKind, from, to netip.Addr, nonce uint64) []byte {
 	return frame(key, kind, from, to, binary.NativeEndian.AppendUint64(nil, nonce))
 }

@@ -121,9 +121,16 @@ func TestProbeAnswer(t *testing.T) {
 	require.EqualValues(f, nonce, path.Nonces[0])
 	for i := range uint64(bpf.PathNonces) {
 		f.probed(second(), bpf.ProbeFrame(firstKey, bpf.ProbeAnswer, second(),
-			f.Config.Underlay.Addr(), i))
+			f.Config.Underlay.Addr(), nonce+1+i))
 	}
-	require.Equal(f, [bpf.PathNonces]uint64{3, 0, 1, 2}, f.path(second()).Nonces)
+	noted := [bpf.PathNonces]uint64{nonce + 4, nonce + 1, nonce + 2, nonce + 3}
+	require.Equal(f, noted, f.path(second()).Nonces)
+	// One that is sent again does not push others out, and changes nothing.
+	path = f.path(second())
+	f.dropped(f.probed(second(), answer), bpf.ReasonNoRule)
+	last := bpf.ProbeFrame(firstKey, bpf.ProbeAnswer, second(), f.Config.Underlay.Addr(), nonce+4)
+	f.dropped(f.probed(second(), last), bpf.ReasonNoRule)
+	require.Equal(f, path, f.path(second()))
 }
 
 // TestPathsAreNoted: it is noted when packets of flows go to a node that is probed, and when there

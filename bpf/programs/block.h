@@ -47,7 +47,7 @@ static __always_inline int device_of(const struct address *egress, const struct 
 		return exit ? (int)exit->ifindex : -REASON_NO_EGRESS_IP;
 	}
 	v = votes_for(egress);
-	return v && is_held(v) ? (int)v->ifindex : -REASON_NOT_OWNED;
+	return v && v->ifindex && is_held(v) ? (int)v->ifindex : -REASON_NOT_OWNED;
 }
 
 /* Prepares a local pod's packet for being translated here, if d->gateway is an egress address with

@@ -8,8 +8,8 @@
  *	destination	02, number of the key, first half of the MAC
  *	source		02, PROOF_PROBE or PROOF_ANSWER, second half of the MAC
  *	type		ETH_P_PROBE
- *	nonce		8 bytes, chosen by the agent that asks: an answer that is sent again is
- *			the answer to no probe
+ *	nonce		8 bytes, greater than those that the agent has sent before: an answer that
+ *			is sent again, or overtaken by the next one, is dropped
  *
  * Packets of flows are signs of life too: see sluice_paths. */
 
@@ -98,7 +98,7 @@ SUBPROGRAM int take_probe(struct __sk_buff *ctx, const struct config_value *cfg,
 		return -REASON_OVERLAY_KEY;
 	if (probe.proof.direction == PROOF_ANSWER) {
 		path = bpf_map_lookup_elem(&sluice_paths, node);
-		if (!path)
+		if (!path || probe.nonce <= path->nonces[(path->answers - 1) % PATH_NONCES])
 			return -REASON_NO_RULE;
 		path->answered = bpf_ktime_get_coarse_ns();
 		path->nonces[__sync_fetch_and_add(&path->answers, 1) % PATH_NONCES] = probe.nonce;

@@ -133,7 +133,8 @@ func (k *keeper) adopt() error {
 			return err
 		}
 		device := devices[addr]
-		o := &owned{addr: addr, ifIndex: entry.IfIndex, isKnown: true}
+		o := &owned{addr: addr, ifIndex: entry.IfIndex}
+		o.isKnown = entry.IfIndex != 0
 		o.assigned = device != 0 && device == int(entry.IfIndex)
 		k.owned[addr] = o
 	}
@@ -172,7 +173,7 @@ func (k *keeper) keepAll(ctx context.Context) error {
 	for _, addr := range slices.SortedFunc(maps.Keys(k.owned), netip.Addr.Compare) {
 		o := k.owned[addr]
 		entry, err := k.entries.votesFor(addr)
-		errs = append(errs, err)
+		errs = append(errs, err, k.serve(o, entry))
 		o.votes(entry, k.kernelSet, names, k.now())
 		k.keep(ctx, o)
 		errs = append(errs, o.problem)
@@ -203,8 +204,7 @@ func (k *keeper) followCandidates() error {
 			o = &owned{addr: ip.Addr}
 		}
 		o.isGone = false
-		node, _ := ip.At()
-		o.isKnown = o.isKnown || node != k.LocalNode.Name
+		o.isKnown = o.isKnown || ip.Owner != "" && ip.Owner != k.LocalNode.Name
 		switch {
 		case o.ifIndex == ip.IfIndex:
 			o.moves = false
@@ -264,9 +264,19 @@ func (k *keeper) move(o *owned, ifIndex uint32) error {
 	return k.put(o, ifIndex)
 }
 
+// serve has the programs serve an address, when it has a majority, as it is known that no other host
+// uses it.
+func (k *keeper) serve(o *owned, entry bpf.VotesValue) error {
+	if !o.isKnown || entry.IfIndex != 0 {
+		return nil
+	}
+	entry.IfIndex = o.ifIndex
+	return k.entries.put(o.addr, entry)
+}
+
 // put writes the entry of an address that is at no device, without a vote.
 func (k *keeper) put(o *owned, ifIndex uint32) error {
-	if err := k.entries.put(o.addr, bpf.VotesValue{IfIndex: ifIndex}); err != nil {
+	if err := k.entries.put(o.addr, bpf.VotesValue{}); err != nil {
 		return err
 	}
 	o.ifIndex, o.own = ifIndex, ownVote{}

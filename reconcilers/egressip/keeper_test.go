@@ -169,12 +169,17 @@ func TestConflicts(t *testing.T) {
 	defer answer.Close()
 	w.start()
 	defer func() { w.stop() }()
+	w.wants(v4, "node-2") // which does not have it, as no node has told
+	w.eventually("it may come", func() bool { return w.row(v4) != nil })
 	w.wants(v4, "node-1")
 	w.eventually("it is told", func() bool { return w.row(v4) != nil && w.row(v4).Problem != "" })
 	require.Equal(t, "check 203.0.113.9 before use: 203.0.113.9 is in use by 02:00:00:00:00:09 on "+
 		w.near.Name, w.row(v4).Problem)
 	require.False(t, w.has(v4))
 	require.False(t, w.row(v4).Assigned)
+	entry, err := w.entries.votesFor(v4)
+	require.NoError(t, err)
+	require.Zero(t, entry.IfIndex, "the programs do not use it either")
 	// What answers may be a node that had it before: nothing is asked, as after a boot.
 	w.ips.Put(&tables.EgressIP{
 		Addr: v4, Pool: "a", Node: "node-1", NodeAddr: netip.MustParseAddr("192.0.2.1"),

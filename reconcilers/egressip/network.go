@@ -26,7 +26,7 @@ import (
 const (
 	// How often a new address is asked for before it is used, and how long for an answer.
 	probes    = 3
-	probeWait = 200 * time.Millisecond
+	probeWait = 100 * time.Millisecond
 )
 
 var (

@@ -26,7 +26,9 @@ func TestVotesGoOn(t *testing.T) {
 	addrs := make([]netip.Addr, count)
 	for i := range addrs {
 		addrs[i] = netip.AddrFrom4([4]byte{203, 0, byte(i >> 8), byte(i)})
-		w.wants(addrs[i], "node-2")
+		w.ips.Put(&tables.EgressIP{ // another node had it: it is not asked for
+			Addr: addrs[i], Node: "node-2", Owner: "node-2", IfIndex: uint32(w.near.Index),
+		})
 	}
 	require.NoError(t, w.followCandidates())
 	for _, addr := range addrs {
@@ -80,7 +82,9 @@ func newDriven(t *testing.T) *driven {
 		require.NoError(t, remove(v4))
 	})
 	d.clock += d.voter.patience()
-	d.wants(v4, "node-2") // another node had it: it is not asked for
+	d.ips.Put(&tables.EgressIP{ // another node had it: it is not asked for
+		Addr: v4, Node: "node-2", Owner: "node-2", IfIndex: uint32(d.near.Index),
+	})
 	require.NoError(t, d.followCandidates())
 	d.wants(v4, "node-1")
 	d.tick()

@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"net/netip"
 	"slices"
 	"strings"
@@ -36,6 +35,7 @@ type prober struct {
 	began       time.Duration    // the first tick with these paths
 	last        time.Duration    // the last tick
 	round       time.Duration    // when all paths were probed at once
+	nonce       uint64           // of the last probe
 	said        string           // in health
 }
 
@@ -56,6 +56,7 @@ func (p *prober) run(ctx context.Context, health cell.Health) error {
 		return nil
 	}
 	p.noted = noted{p.Datapath.Map(bpf.PathsMap)}
+	p.nonce = uint64(time.Now().UnixNano())
 	defer p.closeTransport()
 	if !p.awaitInputs(ctx) {
 		return nil
@@ -190,6 +191,7 @@ func (p *prober) followTargets(now time.Duration, at time.Time) (changed bool, e
 			errs = append(errs, err)
 			continue
 		}
+		p.follow(value)
 		p.paths[t.Node], changed = newPath(p.settings, *t, value, now, at), true
 	}
 	for name := range p.paths {
@@ -207,6 +209,10 @@ func (p *prober) followTargets(now time.Duration, at time.Time) (changed bool, e
 	return changed, errors.Join(errs...)
 }
 
+// follow has the next nonces be greater than those of answers, which the programs would drop
+// otherwise. Those of a former agent or boot are, if the clock was ahead then.
+func (p *prober) follow(noted bpf.PathValue) { p.nonce = max(p.nonce, slices.Max(noted.Nonces[:])) }
+
 // receive takes what the programs have noted: answers, and packets of flows.
 func (p *prober) receive() error {
 	var errs []error
@@ -217,6 +223,7 @@ func (p *prober) receive() error {
 			continue
 		}
 		path.note(value)
+		p.follow(value)
 		for i := range uint64(bpf.PathNonces) { // the oldest first
 			came := time.Duration(0)
 			if i == bpf.PathNonces-1 {
@@ -278,9 +285,9 @@ func (p *prober) send(key bpf.OverlayKey, now time.Duration) error {
 		if !all && (doubt || !path.due(now, nodes)) {
 			continue
 		}
-		nonce := rand.Uint64()
-		path.probe(nonce, now)
-		frame := bpf.ProbeFrame(key, bpf.ProbeRequest, p.at.Underlay, path.target.Addr, nonce)
+		p.nonce++
+		path.probe(p.nonce, now)
+		frame := bpf.ProbeFrame(key, bpf.ProbeRequest, p.at.Underlay, path.target.Addr, p.nonce)
 		if err := p.transport.Send(frame, path.target.Addr); err != nil {
 			p.metrics.probes.WithLabelValues("failed").Inc()
 			errs = append(errs, fmt.Errorf("send a probe to node %s: %w", name, err))

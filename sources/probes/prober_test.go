@@ -76,6 +76,9 @@ func (n *network) deliver() {
 		if n.noted.Lookup(key, &value) != nil {
 			continue // it is not probed any more
 		}
+		if a.nonce <= value.Nonces[(value.Answers-1)%bpf.PathNonces] {
+			continue // it was sent again, or overtaken
+		}
 		value.Nonces[value.Answers%bpf.PathNonces] = a.nonce
 		value.Answers++
 		value.Answered = a.at
@@ -295,6 +298,28 @@ func TestAnswersStop(t *testing.T) {
 	n.prober.closeTransport()
 	n.run(5 * time.Second)
 	require.Equal(t, lost, n.row("a").State)
+}
+
+// TestNoncesOfTheFuture: an agent whose clock is behind that of the former one, or to which a host
+// sends answers of then, has the programs take the answers to its own probes.
+func TestNoncesOfTheFuture(t *testing.T) {
+	n := newNetwork(t, "a", "b")
+	n.run(time.Second)
+	n.prober.nonce += 1e18
+	n.run(10 * time.Second)
+	nonce := n.prober.nonce
+	n.restart()
+	n.run(10 * time.Second)
+	require.Greater(t, n.prober.nonce, nonce)
+	key, value := bpf.NodeKey{Addr: bpf.AddressFrom(addrOf("a"))}, bpf.PathValue{}
+	require.NoError(t, n.noted.Lookup(key, &value))
+	value.Nonces[value.Answers%bpf.PathNonces] = nonce + 1e18
+	value.Answers++
+	require.NoError(t, n.noted.Put(key, value))
+	n.run(10 * time.Second)
+	require.Greater(t, n.prober.nonce, nonce+1e18)
+	require.Equal(t, []tables.PathState{healthy, healthy}, n.states())
+	require.Zero(t, n.row("a").Losses)
 }
 
 // deaf loses the probes of a node.
