@@ -94,6 +94,11 @@ func TestBlockOfPod(t *testing.T) {
 		f.movesTo(here)
 		f.dropped(send(), bpf.ReasonNotOwned) // it has not come yet
 		f.lease(time.Hour)
+		key, v := bpf.ExitKey{Addr: bpf.AddressFrom(f.Egress)}, f.votesFor(f.Egress)
+		v.IfIndex = 0
+		require.NoError(f, f.Map(bpf.VotesMap).Put(key, v))
+		f.dropped(send(), bpf.ReasonNotOwned) // others may use it
+		f.lease(time.Hour)
 		require.Equal(f, port, portOf(f.translated(send(), f.Egress), transport))
 		f.returned(f.fromNetdev(answer...), transport)
 
