@@ -14,9 +14,12 @@ import (
 	"github.com/cilium/stream"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/pflag"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/tools/record"
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/reconcilers/mapsync"
+	"github.com/sluice-net/sluice/reconcilers/tampering"
 	"github.com/sluice-net/sluice/tables"
 )
 
@@ -89,6 +92,8 @@ type params struct {
 	Maps       *bpf.Maps
 	Control    *mapsync.Control
 	Runs       statedb.RWTable[*tables.CTGCRun]
+	Node       tables.LocalNode
+	Events     record.EventRecorder  `optional:"true"`
 	Registerer prometheus.Registerer `optional:"true"`
 }
 
@@ -120,8 +125,17 @@ func provide(p params) (*Runner, error) {
 		maps:   func(rows ...tables.BPFMap) error { return p.Control.Show(p.DB, rows...) },
 		unshow: func(names ...string) error { return p.Control.Hide(p.DB, names...) },
 	}
+	if p.Events != nil {
+		r.reporter.event = func(message string) {
+			p.Events.Event(
+				tampering.NodeReference(p.Node.Name), corev1.EventTypeWarning, eventReason, message)
+		}
+	}
 	return r, nil
 }
+
+// eventReason is the reason of Events.
+const eventReason = "LittleRoomForConnections"
 
 type jobs struct {
 	cell.In

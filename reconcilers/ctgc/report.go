@@ -47,6 +47,8 @@ type reporter struct {
 	unshow  func(names ...string) error  // removes them
 	metrics *metrics
 	health  cell.Health
+	event   func(message string) // makes an Event about the Node, nil without an API server
+	wasFull bool
 
 	rows, passes uint64 // written and made since the start
 }
@@ -172,7 +174,12 @@ func (r *reporter) reportHealth(sets []*set, unasked bool, unseen error) {
 		r.health.Degraded("Connections that have ended may stay", err)
 		return
 	}
-	if err := errors.Join(short...); err != nil {
+	err := errors.Join(short...)
+	if err != nil && !r.wasFull && r.event != nil {
+		r.event(err.Error())
+	}
+	r.wasFull = err != nil
+	if err != nil {
 		r.health.Degraded("There is little room left for connections", err)
 		return
 	}

@@ -47,12 +47,15 @@ func TestSharesUsedUp(t *testing.T) {
 // they are.
 func TestLittleRoom(t *testing.T) {
 	inBubble(t, DefaultConfig, func(w *world) {
+		var events []string
+		w.runner.reporter.event = func(message string) { events = append(events, message) }
 		w.does(func(gc.Filter) []gc.Pass { return w.pass(0, clock()+1e6) })
 		w.set(ctmap.CT4TCP, 0.8*size)
 		w.know()
 		w.wait(time.Minute)
 		level, _ := w.health.last()
 		require.Equal(t, cell.StatusOK, level)
+		require.Empty(t, events)
 
 		w.set(ctmap.CT4TCP, 0.81*size)
 		w.wait(time.Minute)
@@ -60,6 +63,8 @@ func TestLittleRoom(t *testing.T) {
 		require.Equal(t, cell.StatusDegraded, level)
 		require.Equal(t, "There is little room left for connections: map sluice_ct4_tcp is 81 % full: "+
 			"a full map evicts its least recently used entries", text)
+		w.wait(time.Hour)
+		require.Len(t, events, 1, "of one want of room")
 
 		w.mu.Lock()
 		w.fullest = []gc.Ports{{

@@ -90,7 +90,7 @@ func (r *Recorder) Found(object, kind string, count int, example string) {
 	r.log.Warn("Something else has changed what the agent has in the kernel",
 		"object", object, "kind", kind, "count", count, "example", example)
 	if r.events != nil {
-		r.events.Eventf(nodeReference(r.node), corev1.EventTypeWarning, eventReason,
+		r.events.Eventf(NodeReference(r.node), corev1.EventTypeWarning, eventReason,
 			"%s: %d %s: %s", object, count, kind, example)
 	}
 	wtxn := r.db.WriteTxn(r.table)
@@ -109,8 +109,8 @@ func (r *Recorder) Found(object, kind string, count int, example string) {
 	wtxn.Commit()
 }
 
-// nodeReference refers to a Node as the kubelet's Events do, so that kubectl describe shows them.
-func nodeReference(name string) *corev1.ObjectReference {
+// NodeReference refers to a Node as the kubelet's Events do, so that kubectl describe shows them.
+func NodeReference(name string) *corev1.ObjectReference {
 	return &corev1.ObjectReference{
 		APIVersion: "v1", Kind: "Node", Name: name, UID: types.UID(name),
 	}

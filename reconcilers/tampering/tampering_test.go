@@ -49,7 +49,7 @@ func TestFound(t *testing.T) {
 	require.Equal(t, 3.0, metrics[0].GetMetric()[0].GetCounter().GetValue())
 	require.Contains(t, log.String(), "10.0.0.1 is foreign")
 	require.Equal(t, "Warning Tampered sluice_pods: 2 foreign: 10.0.0.1 is foreign", <-events.Events)
-	ref := nodeReference("node-1")
+	ref := NodeReference("node-1")
 	require.Equal(t, "Node/node-1", ref.Kind+"/"+ref.Name)
 
 	// Without API server, or recorder, there is nothing to tell.
