@@ -84,6 +84,32 @@ func (p *EgressIPPool) Spans() (spans []AddrRange) {
 	return spans
 }
 
+// NetworkAddrs returns the addresses of the pool that networks keep for themselves: of an IPv4
+// prefix the first, of the network, and the last, to broadcast; of an IPv6 prefix the first, of any
+// router in the subnet. Prefixes that have no such addresses, from /31 and /127 on, and ranges are
+// as they are written: what one of these has is none of them.
+func (p *EgressIPPool) NetworkAddrs() (addrs []netip.Addr) {
+	written := slices.Clone(p.Ranges)
+	var kept []netip.Addr
+	for _, prefix := range p.Prefixes {
+		r := rangeOf(prefix)
+		switch {
+		case prefix.Bits() >= prefix.Addr().BitLen()-1:
+			written = append(written, r)
+		case r.First.Is4():
+			kept = append(kept, r.First, r.Last)
+		default:
+			kept = append(kept, r.First)
+		}
+	}
+	for _, a := range kept {
+		if !slices.ContainsFunc(written, func(r AddrRange) bool { return r.Contains(a) }) {
+			addrs = append(addrs, a)
+		}
+	}
+	return addrs
+}
+
 // SubtractRange returns what is left of ranges without the addresses of another one.
 func SubtractRange(ranges []AddrRange, excluded AddrRange) (rest []AddrRange) {
 	for _, r := range ranges {

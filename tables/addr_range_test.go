@@ -80,3 +80,33 @@ func TestSpans(t *testing.T) {
 		require.Equal(t, n, CountAddrs(spans))
 	}
 }
+
+func TestNetworkAddrs(t *testing.T) {
+	for name, c := range map[string]struct {
+		prefixes []string
+		ranges   []AddrRange
+		want     []string
+	}{
+		"IPv4":        {prefixes: []string{"192.0.2.0/30"}, want: []string{"192.0.2.0", "192.0.2.3"}},
+		"IPv6":        {prefixes: []string{"2001:db8::/126"}, want: []string{"2001:db8::"}},
+		"all":         {prefixes: []string{"0.0.0.0/0"}, want: []string{"0.0.0.0", "255.255.255.255"}},
+		"two of each": {prefixes: []string{"192.0.2.0/31", "2001:db8::/127"}},
+		"one of each": {prefixes: []string{"192.0.2.0/32", "2001:db8::/128"}},
+		"ranges": {
+			ranges: []AddrRange{addrRange("192.0.2.0", "192.0.2.255"), addrRange("::", "::9")},
+		},
+		"a network and a range from its first address on": {
+			prefixes: []string{"192.0.2.0/28"}, ranges: []AddrRange{addrRange("192.0.2.0", "192.0.2.1")},
+			want: []string{"192.0.2.15"},
+		},
+		"a network and its last address": {
+			prefixes: []string{"192.0.2.0/28", "192.0.2.15/32"}, want: []string{"192.0.2.0"},
+		},
+	} {
+		p := &EgressIPPool{Ranges: c.ranges}
+		for _, prefix := range c.prefixes {
+			p.Prefixes = append(p.Prefixes, netip.MustParsePrefix(prefix))
+		}
+		require.ElementsMatch(t, c.want, stringsOf(p.NetworkAddrs()), name)
+	}
+}

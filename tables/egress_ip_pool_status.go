@@ -56,7 +56,7 @@ type PoolAllocation struct {
 
 func (a PoolAllocation) String() string { return a.Addr.String() + " " + a.Policy }
 
-// PoolAddresses counts the addresses of a pool.
+// PoolAddresses counts the addresses of a pool that it gives to policies, or that these name.
 type PoolAddresses struct {
 	Total int64 `json:"total"` // math.MaxInt64 if there are more
 	Used  int64 `json:"used"`  // that policies have, or name

@@ -163,7 +163,7 @@ const onItsWay = 30 * time.Millisecond
 // misuse returns an error if two nodes have used an address by turns faster than it can move there
 // and back: a vote for one of them has to run out in between.
 func misuse(all []use, addr netip.Addr, lease time.Duration, nodes map[string]string) error {
-	last := map[string]use{} // by node
+	byNode := map[string][]use{}
 	for _, u := range all {
 		if u.addr != addr {
 			continue
@@ -172,18 +172,41 @@ func misuse(all []use, addr netip.Addr, lease time.Duration, nodes map[string]st
 		if node == "" {
 			return fmt.Errorf("%s of %s by %s, which is no node", u.what, addr, u.mac)
 		}
-		former, used := last[node]
-		for other, o := range last {
-			if other == node || !used || u.at.Sub(former.at) >= lease/2 {
+		byNode[node] = append(byNode[node], u)
+	}
+	for node, uses := range byNode {
+		for other, between := range byNode {
+			if other == node {
 				continue
 			}
-			if o.at.Sub(former.at) > onItsWay && u.at.Sub(o.at) > onItsWay {
+			if a, b, c, found := turns(uses, between, lease/2); found {
 				return fmt.Errorf("%s of %s by %s at %s, though %s has used it at %s, and %s before at %s",
-					u.what, addr, node, u.at.Format(time.StampMicro), other,
-					o.at.Format(time.StampMicro), node, former.at.Format(time.StampMicro))
+					c.what, addr, node, c.at.Format(time.StampMicro), other,
+					b.at.Format(time.StampMicro), node, a.at.Format(time.StampMicro))
 			}
 		}
-		last[node] = u
 	}
 	return nil
+}
+
+// turns returns two uses of a node within some time, and one of another node between them that is
+// farther from both than frames are on their way. It takes for each use of the other node the last
+// one before and the first one after that are far enough.
+func turns(uses, between []use, within time.Duration) (a, b, c use, found bool) {
+	before, after := 0, 0 // how many of uses are far enough before; the first that is after
+	for _, b := range between {
+		for before < len(uses) && b.at.Sub(uses[before].at) > onItsWay {
+			before++
+		}
+		for after < len(uses) && uses[after].at.Sub(b.at) <= onItsWay {
+			after++
+		}
+		if before == 0 || after == len(uses) {
+			continue
+		}
+		if a, c := uses[before-1], uses[after]; c.at.Sub(a.at) < within {
+			return a, b, c, true
+		}
+	}
+	return a, b, c, false
 }

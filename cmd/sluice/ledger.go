@@ -7,7 +7,9 @@ import (
 	"fmt"
 	"io/fs"
 	"net/netip"
+	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -15,6 +17,9 @@ import (
 	"github.com/sluice-net/sluice/cmd/agent"
 	"github.com/sluice-net/sluice/reconcilers/ledger"
 )
+
+// ledgerProtocols are what may be asked for, in upper case: what is translated.
+var ledgerProtocols = []string{"TCP", "UDP", "ICMP", "ICMPV6"}
 
 func newLedgerCommand() *cobra.Command {
 	var file, at, to, protocol string
@@ -44,6 +49,9 @@ latest that it can be. What is missing in the files is told on standard error.`,
 			return agent.UsageErrorf("%q: %v", args[0], err)
 		}
 		q.Egress, q.Port = egress.Addr(), egress.Port()
+		if protocol != "" && !slices.Contains(ledgerProtocols, strings.ToUpper(protocol)) {
+			return agent.UsageErrorf("--protocol %q: want TCP, UDP, ICMP or ICMPv6", protocol)
+		}
 		if to != "" {
 			if q.Destination, err = parsePeer(to); err != nil {
 				return agent.UsageErrorf("--to %q: %v", to, err)

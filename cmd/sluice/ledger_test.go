@@ -66,6 +66,9 @@ sluice: records may be missing before 2026-11-24T12:02:00Z, when an agent was st
 	} {
 		require.Equal(t, exitUsage, sluice(t, append([]string{"ledger"}, bad...)...).code, bad)
 	}
+	r = sluice(t, "ledger", "203.0.113.102", "--file="+file, "--protocol=foo")
+	require.Equal(t, exitUsage, r.code)
+	require.Contains(t, r.stderr, `--protocol "foo": want TCP, UDP, ICMP or ICMPv6`)
 }
 
 // squeezed has one space between columns.

@@ -66,7 +66,7 @@ type ownVote struct {
 var generationEpoch = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 
 func generationAt(t time.Time) uint32 {
-	return uint32(t.Sub(generationEpoch) / (100 * time.Millisecond))
+	return uint32(max(t.Sub(generationEpoch), 0) / (100 * time.Millisecond))
 }
 
 // votes takes in who votes for this node. If that was not looked at for longer than a vote is

@@ -56,3 +56,11 @@ func TestAnnouncedAnew(t *testing.T) {
 	announce(errors.New("no buffer space available"))
 	require.Equal(t, now+announceSoon, o.due)
 }
+
+// A clock that is before the first generation does not make a node's generation the greatest.
+func TestGenerationAt(t *testing.T) {
+	require.EqualValues(t, 0, generationAt(generationEpoch))
+	require.EqualValues(t, 0, generationAt(generationEpoch.Add(-time.Second)))
+	require.EqualValues(t, 0, generationAt(time.Time{}))
+	require.EqualValues(t, 15, generationAt(generationEpoch.Add(1500*time.Millisecond)))
+}

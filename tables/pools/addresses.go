@@ -4,6 +4,7 @@ package pools
 
 import (
 	"maps"
+	"math"
 	"net/netip"
 	"slices"
 
@@ -20,7 +21,7 @@ type uses struct {
 	named map[netip.Addr]bool               // addresses that policies name by themselves
 	wants map[string][]*tables.EgressPolicy // by the pool that gives them an address, in order
 
-	internal map[netip.Addr]string // of named: internal addresses of Nodes, with their names
+	internal map[netip.Addr]string // internal addresses of Nodes, with their names
 }
 
 func (r *rule) uses(in statedb.ReadTxn) uses {
@@ -41,9 +42,7 @@ func (r *rule) uses(in statedb.ReadTxn) uses {
 	}
 	for n := range r.Nodes.All(in) {
 		for _, addr := range n.InternalIPs {
-			if u.named[addr] {
-				u.internal[addr] = n.Name
-			}
+			u.internal[addr] = n.Name
 		}
 	}
 	return u
@@ -74,27 +73,52 @@ func contains(spans []tables.AddrRange, addr netip.Addr) bool {
 // ofNodes returns the addresses of a pool that policies name and that are internal ones of Nodes,
 // with these, in order.
 func (u *uses) ofNodes(spans []tables.AddrRange) (named []string) {
-	for _, addr := range slices.SortedFunc(maps.Keys(u.internal), netip.Addr.Compare) {
-		if contains(spans, addr) {
-			named = append(named, addr.String()+" of "+u.internal[addr])
+	for _, addr := range slices.SortedFunc(maps.Keys(u.named), netip.Addr.Compare) {
+		if node := u.internal[addr]; node != "" && contains(spans, addr) {
+			named = append(named, addr.String()+" of "+node)
 		}
 	}
 	return named
 }
 
-// count counts the addresses of a pool, of which those are used that policies have or name.
+// reserved returns the addresses of a pool that no policy is given, though it may name them: those
+// of networks, and internal ones of Nodes. A fixed pool gives none, and has none of these.
+func (u *uses) reserved(p *tables.EgressIPPool, spans []tables.AddrRange) map[netip.Addr]bool {
+	reserved := map[netip.Addr]bool{}
+	if p.Fixed {
+		return reserved
+	}
+	for _, addr := range p.NetworkAddrs() {
+		if contains(spans, addr) {
+			reserved[addr] = true
+		}
+	}
+	for addr := range u.internal {
+		if contains(spans, addr) {
+			reserved[addr] = true
+		}
+	}
+	return reserved
+}
+
+// count counts the addresses of a pool, of which those are used that policies have or name. A
+// reserved one counts if it is used.
 func (u *uses) count(
-	spans []tables.AddrRange, allocations []tables.PoolAllocation,
+	spans []tables.AddrRange, reserved map[netip.Addr]bool, allocations []tables.PoolAllocation,
 ) tables.PoolAddresses {
-	n := tables.PoolAddresses{Total: tables.CountAddrs(spans)}
+	used := map[netip.Addr]bool{}
 	for addr := range u.named {
 		if contains(spans, addr) {
-			n.Used++
+			used[addr] = true
 		}
 	}
 	for _, a := range allocations {
-		if !u.named[a.Addr] {
-			n.Used++
+		used[a.Addr] = true
+	}
+	n := tables.PoolAddresses{Total: tables.CountAddrs(spans), Used: int64(len(used))}
+	for addr := range reserved {
+		if !used[addr] && n.Total < math.MaxInt64 {
+			n.Total--
 		}
 	}
 	return n
@@ -102,9 +126,9 @@ func (u *uses) count(
 
 // assign returns the addresses that policies have of a pool, in order, and the policies for which
 // there is none. A policy keeps the address that it has, and any as long as it is not known which
-// ones are the pool's. One without gets the lowest that is free.
+// ones are the pool's. One without gets the lowest that is free and not reserved.
 func (u *uses) assign(
-	p *tables.EgressIPPool, spans []tables.AddrRange, known bool,
+	p *tables.EgressIPPool, spans []tables.AddrRange, reserved map[netip.Addr]bool, known bool,
 ) (allocations []tables.PoolAllocation, without []string) {
 	wants := map[string]bool{}
 	for _, policy := range u.wants[p.Name] {
@@ -117,7 +141,8 @@ func (u *uses) assign(
 			taken[a.Addr], served[a.Policy] = true, true
 		}
 	}
-	v4, v6 := free{u: u, taken: taken}, free{u: u, taken: taken}
+	isFree := func(a netip.Addr) bool { return !taken[a] && !u.named[a] && !reserved[a] }
+	v4, v6 := free{is: isFree}, free{is: isFree}
 	for _, span := range spans {
 		if p.Error != "" || p.Fixed { // which addresses are excluded, or where they are, is not known
 			break
@@ -153,8 +178,7 @@ func (u *uses) assign(
 
 // free finds the free addresses of one family, in order.
 type free struct {
-	u     *uses
-	taken map[netip.Addr]bool
+	is    func(netip.Addr) bool
 	spans []tables.AddrRange // that may have more
 }
 
@@ -168,7 +192,7 @@ func (f *free) next() netip.Addr {
 		} else {
 			span.First = addr.Next()
 		}
-		if !f.taken[addr] && !f.u.named[addr] {
+		if f.is(addr) {
 			return addr
 		}
 	}

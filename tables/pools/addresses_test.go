@@ -3,6 +3,7 @@
 package pools
 
 import (
+	"math"
 	"net/netip"
 	"testing"
 
@@ -82,4 +83,69 @@ func TestAssignAddresses(t *testing.T) {
 	older.Error = ""
 	s = status(policy("b"), policy("c"), six)
 	require.Equal(t, allocated("2001:db8::1", "b"), s.Allocations, "it is the pool's no more")
+}
+
+// A policy gets no address of a network and none of a Node, also if it had to go without. What
+// policies name or have already stays theirs.
+func TestReservedAddresses(t *testing.T) {
+	addr := netip.MustParseAddr
+	p := &tables.EgressIPPool{
+		Name: "p", PortsPerBlock: 256, Object: &tables.PoolObject{ResourceVersion: "1"},
+		Prefixes: []netip.Prefix{
+			netip.MustParsePrefix("192.0.2.0/29"), netip.MustParsePrefix("2001:db8::/126"),
+		},
+		Ranges: []tables.AddrRange{{First: addr("198.51.100.0"), Last: addr("198.51.100.1")}},
+	}
+	u := uses{
+		named: map[netip.Addr]bool{},
+		internal: map[netip.Addr]string{
+			addr("192.0.2.1"): "node-1", addr("192.0.2.2"): "node-2", addr("192.0.2.5"): "node-3",
+			addr("192.0.2.7"): "node-4", addr("2001:db8::1"): "node-1", addr("203.0.113.1"): "node-1",
+		},
+	}
+	status := func(policies ...*tables.EgressPolicy) *tables.EgressIPPoolStatus {
+		u.wants = map[string][]*tables.EgressPolicy{"p": policies}
+		s := row(p, nil, nil, nil, u, begin)
+		p.Allocations = s.Allocations
+		return s
+	}
+	total := func(s *tables.EgressIPPoolStatus) [2]int64 {
+		return [2]int64{s.Addresses.Used, s.Addresses.Total}
+	}
+	four, six := []string{"0.0.0.0/0"}, []string{"2001:db8:1::/48"}
+	require.Equal(t, [2]int64{0, 3 + 2 + 2}, total(status()))
+	all := []*tables.EgressPolicy{
+		policy("a", four...), policy("b", six...), policy("c", four...), policy("d", four...),
+		policy("e", four...), policy("f", four...), policy("g", six...), policy("h", four...),
+	}
+	s := status(all...)
+	require.Equal(t, allocated(
+		"192.0.2.3", "a", "192.0.2.4", "c", "192.0.2.6", "d", "198.51.100.0", "e", "198.51.100.1", "f",
+		"2001:db8::2", "b", "2001:db8::3", "g"), s.Allocations)
+	require.Equal(t, [2]int64{7, 7}, total(s))
+	require.Len(t, s.Problems, 1)
+	require.Contains(t, s.Problems[0].Message, "no free address for 1 policies: h")
+
+	// What policies name is theirs, and counts.
+	u.named = map[netip.Addr]bool{addr("192.0.2.0"): true, addr("192.0.2.1"): true}
+	require.Equal(t, [2]int64{9, 9}, total(status(all...)))
+
+	// A Node comes with an address that a policy has, which it keeps until the pool has it no more.
+	u.named = nil
+	u.internal[addr("192.0.2.3")] = "node-5"
+	s = status(all[:1]...)
+	require.Equal(t, allocated("192.0.2.3", "a"), s.Allocations)
+	require.Equal(t, [2]int64{1, 7}, total(s))
+	p.Excluded = []netip.Prefix{netip.MustParsePrefix("192.0.2.3/32")}
+	s = status(all[:1]...)
+	require.Equal(t, allocated("192.0.2.4", "a"), s.Allocations)
+	require.Equal(t, [2]int64{1, 6}, total(s))
+
+	// A fixed pool gives no addresses, so that all of them are for policies to name.
+	p.Fixed = true
+	require.Equal(t, [2]int64{0, 8 - 1 + 4 + 2}, total(status()))
+
+	// More addresses than can be counted.
+	p.Fixed, p.Prefixes = false, []netip.Prefix{netip.MustParsePrefix("::/0")}
+	require.Equal(t, [2]int64{0, math.MaxInt64}, total(status()))
 }

@@ -143,8 +143,9 @@ func row(
 	spans := spansOf(p, older)
 	s.Blocks, noBlock = assignBlocks(
 		p.Blocks, tables.PortBlocks(p.PortsPerBlock), nodes, told, now)
-	s.Allocations, noAddr = uses.assign(p, spans, isKnown(p, older))
-	s.Addresses = uses.count(spans, s.Allocations)
+	reserved := uses.reserved(p, spans)
+	s.Allocations, noAddr = uses.assign(p, spans, reserved, isKnown(p, older))
+	s.Addresses = uses.count(spans, reserved, s.Allocations)
 	s.Conditions = p.Object.Conditions
 	conditions := []tables.Condition{
 		blocksAssigned(noBlock, len(nodes)), addressesAssigned(noAddr),

@@ -133,6 +133,23 @@ var scenarios = map[string][]string{
 		`sluice_egress_pool_blocks{cluster="good", pool="p", state="resting"} 0x30`,
 		`sluice_egress_pool_blocks{cluster="good", pool="p", state="free"} 52x30`,
 	},
+	"SluiceEgressPoolAddressesNearlyExhausted": {
+		`sluice_egress_pool_addresses{cluster="bad", pool="p", state="used"} 13x30`,
+		`sluice_egress_pool_addresses{cluster="bad", pool="p", state="free"} 1x30`,
+		`sluice_egress_pool_addresses{cluster="good", pool="p", state="used"} 12x30`,
+		`sluice_egress_pool_addresses{cluster="good", pool="p", state="free"} 2x30`,
+		`sluice_egress_pool_addresses{cluster="good", pool="small", state="used"} 1x30`,
+		`sluice_egress_pool_addresses{cluster="good", pool="small", state="free"} 0x30`,
+		`sluice_egress_pool_addresses{cluster="good", pool="fixed", state="used"} 14x30`,
+		`sluice_egress_pool_addresses{cluster="good", pool="fixed", state="free"} 0x30`,
+		`sluice_egress_pool_condition{cluster="good", pool="fixed", condition="AddressesUsable"} 0x30`,
+		`sluice_egress_pool_condition{cluster="bad", pool="p", condition="AddressesAssigned"} 1x30`,
+	},
+	"SluiceGatewayLost": {
+		`sluice_gateway_paths{node="bad", state="lost"} 1x30`,
+		`sluice_gateway_paths{node="good", state="lost"} 0 1 0x28`,
+		`sluice_gateway_paths{node="good", state="healthy"} 3x30`,
+	},
 	"SluicePodShareUsedUp": {
 		`sluice_datapath_packets_total{node="bad", reason="connection share used up", direction="egress"} 0+5x30`,
 		`sluice_datapath_packets_total{node="good", reason="port share used up", direction="egress"} 7x30`,
