@@ -62,6 +62,15 @@ func (p *EgressIPPool) Contains(a netip.Addr) bool {
 		slices.ContainsFunc(p.Ranges, func(r AddrRange) bool { return r.Contains(a) })
 }
 
+// SameAddresses reports whether two versions of a pool differ in no more than what the operator
+// has given to nodes and policies: policies have their addresses by themselves.
+func (p *EgressIPPool) SameAddresses(o *EgressIPPool) bool {
+	return p.Fixed == o.Fixed && slices.Equal(p.Prefixes, o.Prefixes) &&
+		slices.Equal(p.Ranges, o.Ranges) && slices.Equal(p.Excluded, o.Excluded) &&
+		p.Nodes == o.Nodes && p.MaxPerNode == o.MaxPerNode && p.Created.Equal(o.Created) &&
+		p.Error == o.Error
+}
+
 // BlocksOf returns the blocks of a node, that for new connections and that it gives back.
 func (p *EgressIPPool) BlocksOf(node string) (open, closed []PortBlock) {
 	for _, b := range p.Blocks {

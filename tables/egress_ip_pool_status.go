@@ -62,7 +62,7 @@ type PoolAddresses struct {
 	Used  int64 `json:"used"`  // that policies have, or name
 }
 
-// Types of conditions of pools.
+// Types of conditions of pools, beside [ConditionAccepted].
 const (
 	ConditionBlocksAssigned    = "BlocksAssigned"    // each node has a block of ports
 	ConditionAddressesAssigned = "AddressesAssigned" // each policy that names the pool has an address

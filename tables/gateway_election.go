@@ -8,8 +8,8 @@ import (
 	"github.com/sluice-net/sluice/bpf"
 )
 
-// GatewayElection is a list of gateways with the nodes elected for it, as all nodes elect them:
-// what the operator knows of an [EgressGroup].
+// GatewayElection is a list of gateways with the nodes elected for it, as all nodes elect them, or
+// that report to have its addresses that move: what the operator knows of an [EgressGroup].
 type GatewayElection struct {
 	Digest   bpf.Digest      `json:"digest"`   // of the list, see [GroupDigest]
 	Policies []string        `json:"policies"` // that use it

@@ -4,6 +4,7 @@ package tables
 
 import (
 	"fmt"
+	"net/netip"
 	"slices"
 	"strconv"
 )
@@ -45,6 +46,15 @@ func (c *ReportContents) Policy(id PolicyID) *ReportedPolicy {
 		return nil
 	}
 	return &c.Policies[i]
+}
+
+// EgressIPs returns what traffic of policies leaves the node with, once each, in order.
+func (c *ReportContents) EgressIPs() (addrs []netip.Addr) {
+	for i := range c.Policies {
+		addrs = append(addrs, c.Policies[i].EgressIPs...)
+	}
+	slices.SortFunc(addrs, netip.Addr.Compare)
+	return slices.Compact(addrs)
 }
 
 // TableHeader implements [statedb.TableWritable].
@@ -89,7 +99,15 @@ var (
 
 	// NodeReportsByNetworkPolicy queries the reports that name a network policy, which few do.
 	NodeReportsByNetworkPolicy = nodeReportNetworkIndex.Query
+
+	nodeReportEgressIPIndex = IndexEach("egress-ip", AddrKeys,
+		func(r *NodeReport) []netip.Addr { return r.EgressIPs() })
+
+	// NodeReportsByEgressIP queries the reports of nodes that traffic leaves with an address.
+	NodeReportsByEgressIP = nodeReportEgressIPIndex.Query
 )
 
 // NewNodeReportTable creates the table of the reports of nodes.
-var NewNodeReportTable = Declare("node-reports", nodeReportNodeIndex, nodeReportNetworkIndex)
+var NewNodeReportTable = Declare(
+	"node-reports", nodeReportNodeIndex, nodeReportNetworkIndex, nodeReportEgressIPIndex,
+)

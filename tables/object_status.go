@@ -11,7 +11,7 @@ import (
 
 // Types of conditions.
 const (
-	ConditionAccepted   = "Accepted"   // of an egress policy: every field of it can be used
+	ConditionAccepted   = "Accepted"   // of an egress policy or a pool: every field of it can be used
 	ConditionProgrammed = "Programmed" // of an egress policy: it is applied on all nodes
 	ConditionConflicted = "Conflicted" // of an egress policy: it loses destinations to others
 	ConditionValid      = "Valid"      // of a policy of Cilium: every field of it can be used

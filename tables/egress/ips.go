@@ -95,14 +95,7 @@ func (i *ipParams) declare() derive.Rule[int] {
 	}
 }
 
-// changesAddresses reports whether two versions of a pool differ in more than what the operator
-// has given to nodes and policies: policies have their addresses by themselves.
-func changesAddresses(old, new *tables.EgressIPPool) bool {
-	return old.Fixed != new.Fixed || !slices.Equal(old.Prefixes, new.Prefixes) ||
-		!slices.Equal(old.Ranges, new.Ranges) ||
-		!slices.Equal(old.Excluded, new.Excluded) || old.Nodes != new.Nodes ||
-		old.MaxPerNode != new.MaxPerNode || !old.Created.Equal(new.Created) || old.Error != new.Error
-}
+func changesAddresses(old, new *tables.EgressIPPool) bool { return !old.SameAddresses(new) }
 
 // rows returns a row for each address, in the order of addresses: of two that a node has only
 // room for one of, the first gets it. An address of a Node does not move, whatever pools have:

@@ -3,10 +3,11 @@
 // Package objectstatus derives the status of policies on their objects, where users look, from
 // what the agents of all nodes report. It is part of the operator:
 //
-//	egress-policies, nodes ──► gateway-elections ─┐
-//	policies, nodes ──────────────────────────────┤
-//	NodeReports ──► node-reports ─────────────────┤
-//	Lease ──► leadership ─────────────────────────┴─► object-status ──► status, Events
+//	egress-policies, nodes,
+//	egress-ip-pools, node-reports ──► gateway-elections ─┐
+//	policies, nodes ─────────────────────────────────────┤
+//	NodeReports ──► node-reports ────────────────────────┤
+//	Lease ──► leadership ────────────────────────────────┴─► object-status ──► status, Events
 package objectstatus
 
 import (

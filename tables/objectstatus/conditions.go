@@ -157,6 +157,7 @@ func programmed(t tally, gateways []tables.StatusGateway, readable bool) tables.
 		}
 	}
 	elected := slices.ContainsFunc(gateways, func(g tables.StatusGateway) bool { return g.Node != "" })
+	awaited := !elected && slices.ContainsFunc(gateways, isUnreported)
 	unusable := slices.IndexFunc(
 		gateways, func(g tables.StatusGateway) bool { return g.Node != "" && g.Reason != "" },
 	)
@@ -168,7 +169,7 @@ func programmed(t tally, gateways []tables.StatusGateway, readable bool) tables.
 		)
 	case t.failed.count > 0:
 		return is(tables.ConditionFalse, reasonFailed, t.failed.text("; "))
-	case len(gateways) > 0 && !elected:
+	case len(gateways) > 0 && !elected && !awaited:
 		return is(tables.ConditionFalse, reasonNoGateway, "The traffic is dropped: "+gateways[0].Reason)
 	case unusable >= 0:
 		g := gateways[unusable]
@@ -189,6 +190,10 @@ func programmed(t tally, gateways []tables.StatusGateway, readable bool) tables.
 		)
 	case t.total == 0:
 		return is(tables.ConditionUnknown, reasonNoNodes, "No node is ready")
+	case awaited:
+		return is(
+			tables.ConditionFalse, tables.ReasonPending, "The traffic is dropped: "+gateways[0].Reason,
+		)
 	}
 	return is(tables.ConditionTrue, reasonProgrammed, "In force on every node")
 }

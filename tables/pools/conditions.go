@@ -18,10 +18,26 @@ const (
 	reasonNoAddress = "NoFreeAddress"
 	reasonUsable    = "Usable"
 	reasonOfNode    = "AddressOfNode"
+	reasonValid     = "Valid"
+	reasonInvalid   = "Invalid"
 )
 
-// maxNamed bounds the nodes or policies that a message names.
+// maxNamed bounds the nodes, policies or fields that a message names.
 const maxNamed = 3
+
+// accepted is the condition that every field of the object can be used.
+func accepted(errors []tables.FieldError) tables.Condition {
+	texts := make([]string, len(errors))
+	for i, e := range errors {
+		texts[i] = e.Error()
+	}
+	c := assigned(tables.ConditionAccepted, "Every field can be used", reasonInvalid,
+		fmt.Sprintf("%d fields cannot be used", len(errors)), texts)
+	if c.Status == tables.ConditionTrue {
+		c.Reason = reasonValid
+	}
+	return c
+}
 
 func blocksAssigned(without []string, nodes int) tables.Condition {
 	return assigned(tables.ConditionBlocksAssigned, "Each node has a block of ports", reasonNoBlock,

@@ -148,7 +148,7 @@ func row(
 	s.Addresses = uses.count(spans, reserved, s.Allocations)
 	s.Conditions = p.Object.Conditions
 	conditions := []tables.Condition{
-		blocksAssigned(noBlock, len(nodes)), addressesAssigned(noAddr),
+		blocksAssigned(noBlock, len(nodes)), addressesAssigned(noAddr), accepted(p.Errors),
 	}
 	if p.Fixed {
 		conditions = append(conditions, addressesUsable(uses.ofNodes(spans)))

@@ -124,6 +124,7 @@ var scenarios = map[string][]string{
 		`sluice_egress_pool_condition{cluster="bad", pool="p", condition="BlocksAssigned"} 0x30`,
 		`sluice_egress_pool_condition{cluster="good", pool="p", condition="BlocksAssigned"} 1x30`,
 		`sluice_egress_pool_condition{cluster="good", pool="p", condition="AddressesUsable"} 0x30`,
+		`sluice_egress_pool_condition{cluster="good", pool="p", condition="Accepted"} 0x30`,
 	},
 	"SluiceEgressPoolNearlyExhausted": {
 		`sluice_egress_pool_blocks{cluster="bad", pool="p", state="used"} 200x30`,
