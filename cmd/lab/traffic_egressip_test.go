@@ -101,8 +101,8 @@ func (a *Agent) awaitLease(ctx context.Context, addr netip.Addr) error {
 	})
 }
 
-// TestTrafficEgressIPDeviceLost: when the device with an address has no link any more, while the node
-// answers probes, the addresses go to the other node and stay there when the link is back.
+// TestTrafficEgressIPDeviceLost: when the device with an address has no link any more, while the
+// node answers probes, the addresses go to the other node and stay there when the link is back.
 func TestTrafficEgressIPDeviceLost(t *testing.T) {
 	t.Parallel()
 	m := newMoving(t, time.Second)

@@ -264,8 +264,8 @@ func (k *keeper) move(o *owned, ifIndex uint32) error {
 	return k.put(o, ifIndex)
 }
 
-// serve has the programs serve an address, when it has a majority, as it is known that no other host
-// uses it.
+// serve has the programs use an address while this node has a majority, once it is known that no
+// other host uses it.
 func (k *keeper) serve(o *owned, entry bpf.VotesValue) error {
 	if !o.isKnown || entry.IfIndex != 0 {
 		return nil

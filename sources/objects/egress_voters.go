@@ -122,8 +122,8 @@ func parseEgressVoters(text string) (*tables.EgressVoters, error) {
 	return row, nil
 }
 
-// checkNext checks that a set may be in use beside the one before it: any majority of one has a node
-// in common with any majority of the other, as they differ by one node.
+// checkNext checks that a set may be in use beside the one before it: any majority of one has a
+// node in common with any majority of the other, as they differ by one node.
 func checkNext(before, set tables.VoterSet) error {
 	if set.Number != before.Number+1 {
 		return fmt.Errorf("number: %d does not follow %d", set.Number, before.Number)

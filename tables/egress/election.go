@@ -19,7 +19,7 @@ type election struct {
 	state func(node string) tables.PathState // of the path to it, empty if it is not probed
 	load  map[used]int
 
-	// untaken returns that a node has not taken an address, if it has not.
+	// untaken finds the row which says that a node has not taken an address.
 	untaken func(addr netip.Addr, node string) (row *tables.EgressIPUntaken, found bool)
 
 	// Of the last address: most have the same selectors as the one before.
