@@ -70,8 +70,12 @@ func reportInvalid(p invalidParams) error {
 		reportInvalidRows(p, t.CIDRGroups, func(g *tables.CIDRGroup) (string, []tables.FieldError) { return g.Name, g.Errors }),
 		reportInvalidRows(p, t.Identities, func(i *tables.Identity) (string, []tables.FieldError) { return fmt.Sprint(i.ID), i.Errors }),
 		reportInvalidRows(p, t.CiliumEndpoints, func(e *tables.CiliumEndpoint) (string, []tables.FieldError) { return string(e.Key()), e.Errors }),
-		reportInvalidRows(p, t.EgressIPPools, func(e *tables.EgressIPPool) (string, []tables.FieldError) { return e.Name, e.Errors }),
-		reportInvalidRows(p, t.EgressBGPPeers, func(e *tables.EgressBGPPeer) (string, []tables.FieldError) { return e.Name, e.Errors }),
+		reportInvalidRows(p, t.EgressIPPools, func(e *tables.EgressIPPool) (string, []tables.FieldError) {
+			return e.Name, e.Errors
+		}),
+		reportInvalidRows(p, t.EgressBGPPeers, func(e *tables.EgressBGPPeer) (string, []tables.FieldError) {
+			return e.Name, e.Errors
+		}),
 		reportInvalidRows(p, t.CiliumNodes, func(n *tables.CiliumNode) (string, []tables.FieldError) { return n.Name, n.Errors }),
 	)
 }
