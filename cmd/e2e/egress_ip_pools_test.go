@@ -145,7 +145,7 @@ func TestEgressIPPools(t *testing.T) {
 	require.Equal(t, "198.51.100.1", s.Allocations[0].Address)
 	require.Equal(t, 14, s.Addresses.Total)
 	require.Equal(t, 1, s.Addresses.Used)
-	require.Len(t, s.Conditions, 2)
+	require.Len(t, s.Conditions, 3)
 	second, _, _ := s.has("node-2")
 
 	// A node is gone, and another operator leads: the block rests, and the node gets it back.
