@@ -47,7 +47,7 @@ type Vote struct {
 // it.
 type VotesValue struct {
 	Votes   [VoterSets][EgressVoters]Vote // by the set, as in VotersValue, and the place in it
-	IfIndex uint32                        // device that gets the address; 0: others may use it
+	IfIndex uint32                        // device that gets the address; 0: not in use yet
 	_       uint32                        // lock of the kernel
 }
 

@@ -73,8 +73,10 @@ func reportInvalid(p invalidParams) error {
 		reportInvalidRows(p, t.EgressIPPools, func(e *tables.EgressIPPool) (string, []tables.FieldError) {
 			return e.Name, e.Errors
 		}),
-		reportInvalidRows(p, t.EgressBGPPeers, func(e *tables.EgressBGPPeer) (string, []tables.FieldError) {
-			return e.Name, e.Errors
+		reportInvalidRows(p, t.EgressBGPPeers, func(b *tables.EgressBGPPeer) (
+			string, []tables.FieldError,
+		) {
+			return b.Name, b.Errors
 		}),
 		reportInvalidRows(p, t.CiliumNodes, func(n *tables.CiliumNode) (string, []tables.FieldError) { return n.Name, n.Errors }),
 	)

@@ -62,13 +62,13 @@ func (p *EgressIPPool) Contains(a netip.Addr) bool {
 		slices.ContainsFunc(p.Ranges, func(r AddrRange) bool { return r.Contains(a) })
 }
 
-// SameAddresses reports whether two versions of a pool differ in no more than what the operator
+// ChangesAddresses reports whether the next version of a pool differs in more than what the operator
 // has given to nodes and policies: policies have their addresses by themselves.
-func (p *EgressIPPool) SameAddresses(o *EgressIPPool) bool {
-	return p.Fixed == o.Fixed && slices.Equal(p.Prefixes, o.Prefixes) &&
-		slices.Equal(p.Ranges, o.Ranges) && slices.Equal(p.Excluded, o.Excluded) &&
-		p.Nodes == o.Nodes && p.MaxPerNode == o.MaxPerNode && p.Created.Equal(o.Created) &&
-		p.Error == o.Error
+func (p *EgressIPPool) ChangesAddresses(next *EgressIPPool) bool {
+	return p.Fixed != next.Fixed || !slices.Equal(p.Prefixes, next.Prefixes) ||
+		!slices.Equal(p.Ranges, next.Ranges) || !slices.Equal(p.Excluded, next.Excluded) ||
+		p.Nodes != next.Nodes || p.MaxPerNode != next.MaxPerNode ||
+		!p.Created.Equal(next.Created) || p.Error != next.Error
 }
 
 // BlocksOf returns the blocks of a node, that for new connections and that it gives back.

@@ -21,6 +21,10 @@ type GatewayChoice struct {
 	Addr   netip.Addr  `json:"addr,omitzero"`    // of the node: its underlay address, or its egress IP that moves
 	Reason string      `json:"reason,omitempty"` // why none is elected
 
+	// Awaited says that none is, as no node has told the operator that it has the address. Some may
+	// have it.
+	Awaited bool `json:"awaited,omitempty"`
+
 	// Local says that this node is a candidate: others may have elected it.
 	Local bool `json:"local,omitempty"`
 }

@@ -50,6 +50,7 @@ type StatusGateway struct {
 	Node      string       `json:"node,omitempty"`
 	EgressIPs []netip.Addr `json:"egressIPs,omitempty"`
 	Reason    string       `json:"reason,omitempty"`
+	Awaited   bool         `json:"awaited,omitempty"` // as of a [GatewayChoice]
 }
 
 func (g StatusGateway) String() string {
@@ -139,7 +140,8 @@ func (s *ObjectStatus) SameExceptions(o *ObjectStatus) bool {
 }
 
 func (g StatusGateway) equal(o StatusGateway) bool {
-	return g.Node == o.Node && g.Reason == o.Reason && slices.Equal(g.EgressIPs, o.EgressIPs)
+	return g.Node == o.Node && g.Reason == o.Reason && g.Awaited == o.Awaited &&
+		slices.Equal(g.EgressIPs, o.EgressIPs)
 }
 
 // SameAnswer reports whether two rows say the same in other words, or of another

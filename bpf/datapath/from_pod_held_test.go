@@ -16,7 +16,9 @@ import (
 func TestUnknownSource(t *testing.T) {
 	eachTransport(t, func(f *fixture, transport string) {
 		strangers := map[string]netip.Addr{
-			"unassigned": f.UnassignedPod, "another pod's": f.OtherPod, "outside": f.Server2, "the node's": f.SharedEgress}
+			"unassigned": f.UnassignedPod, "another pod's": f.OtherPod,
+			"outside": f.Server2, "the node's": f.SharedEgress,
+		}
 		for name, from := range strangers {
 			res := f.fromPod(request(transport, from, f.Uncovered)...)
 			require.Equal(f, 1, res.Reasons[bpf.ReasonUnknownSource], name)

@@ -197,7 +197,8 @@ func TestNeverRedirected(t *testing.T) {
 		for name, to := range map[string]netip.Addr{
 			"pod here": f.OtherPod, "pod elsewhere": f.RemotePod,
 			"unassigned address in the cluster": f.UnassignedPod,
-			"this node":                         f.NodeIP, "another node": f.SecondNode, "service": f.Service, "address of the host": f.SharedEgress,
+			"this node":                         f.NodeIP, "another node": f.SecondNode,
+			"service": f.Service, "address of the host": f.SharedEgress,
 			"link-local": f.LinkLocal, "multicast": f.Multicast, "itself": f.Pod, "excluded": f.Excluded,
 		} {
 			for _, transport := range transports {

@@ -217,7 +217,7 @@ struct vote {
 struct votes_value {
 	/* By the number of the set, modulo VOTER_SETS, and the place of the voter in it. */
 	struct vote votes[VOTER_SETS][EGRESS_VOTERS];
-	__u32 ifindex;		   /* of the device that gets the address; 0: do others use it? */
+	__u32 ifindex;		   /* of the device that gets the address; 0: not in use yet */
 	struct bpf_spin_lock lock; /* the agent updates entries in place: see entries.go */
 };
 

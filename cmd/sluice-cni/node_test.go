@@ -126,7 +126,8 @@ func (n *node) result() string {
 		sandbox = n.netns()
 	}
 	return fmt.Sprintf(
-		`{"cniVersion":%q,"dns":{},"interfaces":[{"name":"cni0"},{"name":"veth7"},{"name":"eth0","sandbox":%q}],`+
+		`{"cniVersion":%q,"dns":{},"interfaces":[{"name":"cni0"},{"name":"veth7"},`+
+			`{"name":"eth0","sandbox":%q}],`+
 			`"ips":[{%s,"interface":2}],"x-more":[1.50]}`, n.version, sandbox, address)
 }
 

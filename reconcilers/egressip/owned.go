@@ -166,8 +166,8 @@ func (k *keeper) withdraw(o *owned) {
 func (k *keeper) bring(o *owned, device *tables.Device, isUp bool) {
 	o.due = k.now() + retryAssign
 	if !isUp {
-		k.give(o,
-			fmt.Errorf("announce %s: device %d has no link", o.addr, o.ifIndex), false)
+		noLink := fmt.Errorf("announce %s: device %d has no link", o.addr, o.ifIndex)
+		k.give(o, noLink, false)
 		return
 	}
 	k.work(k.announcer, o, func() error { return k.announcements.announce(o.addr, device) },

@@ -44,7 +44,7 @@ func (i *ipParams) declare() derive.Rule[int] {
 		Outputs: []statedb.TableMeta{i.IPs},
 		Seed:    []int{allIPs},
 		Inputs: []derive.Input[int]{
-			derive.FromIf(i.Pools, changesAddresses,
+			derive.FromIf(i.Pools, (*tables.EgressIPPool).ChangesAddresses,
 				func(_ statedb.ReadTxn, _ *tables.EgressIPPool, mark func(int)) { mark(allIPs) }),
 			derive.FromIf(i.Policies,
 				func(old, new *tables.EgressPolicy) bool {
@@ -94,8 +94,6 @@ func (i *ipParams) declare() derive.Rule[int] {
 		},
 	}
 }
-
-func changesAddresses(old, new *tables.EgressIPPool) bool { return !old.SameAddresses(new) }
 
 // rows returns a row for each address, in the order of addresses: of two that a node has only
 // room for one of, the first gets it. An address of a Node does not move, whatever pools have:

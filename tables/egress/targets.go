@@ -44,7 +44,8 @@ func (t *targetParams) declare() derive.Rule[allTargets] {
 		Outputs: []statedb.TableMeta{t.Targets},
 		Inputs: []derive.Input[allTargets]{
 			derive.FromIf(t.Policies, hasOtherGateways, markTargets[*tables.EgressPolicy]),
-			derive.FromIf(t.Pools, changesAddresses, markTargets[*tables.EgressIPPool]),
+			derive.FromIf(t.Pools, (*tables.EgressIPPool).ChangesAddresses,
+				markTargets[*tables.EgressIPPool]),
 			derive.From(t.Voters, markTargets[*tables.EgressVoters]),
 			// It follows from the answers to probes.
 			derive.Feedback(derive.FromIf(t.IPs,

@@ -68,8 +68,8 @@ func TestEgress(t *testing.T) {
 		remove(t, w.maps.Egress, within.MapKey())
 		answer, err = w.Egress("shop/client", "198.51.100.10")
 		require.NoError(t, err)
-		require.Equal(t,
-			[]string{"by the tables entry ruleset=7 198.51.100.0/28 -> group=1, by the maps ruleset=7 198.51.100.0/24 -> group=1"}, answer.Differences)
+		require.Equal(t, []string{"by the tables entry ruleset=7 198.51.100.0/28 -> group=1, " +
+			"by the maps ruleset=7 198.51.100.0/24 -> group=1"}, answer.Differences)
 
 		remove(t, w.maps.Routes, bpf.SubjectKey{Subject: subjectClient})
 		answer, err = w.Egress("shop/client", "198.51.100.10")

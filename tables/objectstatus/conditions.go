@@ -119,7 +119,9 @@ func (c *statusRound) gateways(
 	}
 	for _, choice := range election.Gateways {
 		if choice.Node == "" {
-			gateways = append(gateways, tables.StatusGateway{Reason: choice.Reason})
+			gateways = append(gateways, tables.StatusGateway{
+				Reason: choice.Reason, Awaited: choice.Awaited,
+			})
 			continue
 		}
 		if slices.ContainsFunc(
@@ -157,7 +159,7 @@ func programmed(t tally, gateways []tables.StatusGateway, readable bool) tables.
 		}
 	}
 	elected := slices.ContainsFunc(gateways, func(g tables.StatusGateway) bool { return g.Node != "" })
-	awaited := !elected && slices.ContainsFunc(gateways, isUnreported)
+	awaited := slices.IndexFunc(gateways, func(g tables.StatusGateway) bool { return g.Awaited })
 	unusable := slices.IndexFunc(
 		gateways, func(g tables.StatusGateway) bool { return g.Node != "" && g.Reason != "" },
 	)
@@ -169,7 +171,7 @@ func programmed(t tally, gateways []tables.StatusGateway, readable bool) tables.
 		)
 	case t.failed.count > 0:
 		return is(tables.ConditionFalse, reasonFailed, t.failed.text("; "))
-	case len(gateways) > 0 && !elected && !awaited:
+	case len(gateways) > 0 && !elected && awaited < 0:
 		return is(tables.ConditionFalse, reasonNoGateway, "The traffic is dropped: "+gateways[0].Reason)
 	case unusable >= 0:
 		g := gateways[unusable]
@@ -190,9 +192,10 @@ func programmed(t tally, gateways []tables.StatusGateway, readable bool) tables.
 		)
 	case t.total == 0:
 		return is(tables.ConditionUnknown, reasonNoNodes, "No node is ready")
-	case awaited:
+	case awaited >= 0 && !elected:
 		return is(
-			tables.ConditionFalse, tables.ReasonPending, "The traffic is dropped: "+gateways[0].Reason,
+			tables.ConditionFalse, tables.ReasonPending,
+			"The traffic is dropped: "+gateways[awaited].Reason,
 		)
 	}
 	return is(tables.ConditionTrue, reasonProgrammed, "In force on every node")

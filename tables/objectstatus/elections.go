@@ -50,7 +50,7 @@ func (e *electionParams) declare() derive.Rule[bpf.Digest] {
 					}
 				}),
 			derive.FromIf(e.Pools,
-				func(old, new *tables.EgressIPPool) bool { return !old.SameAddresses(new) },
+				(*tables.EgressIPPool).ChangesAddresses,
 				func(now statedb.ReadTxn, _ *tables.EgressIPPool, mark func(bpf.Digest)) {
 					e.markUsers(now, func(netip.Addr) bool { return true }, mark)
 				}),

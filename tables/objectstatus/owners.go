@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"strings"
 
 	"github.com/cilium/statedb"
 	"k8s.io/apimachinery/pkg/labels"
@@ -15,24 +14,16 @@ import (
 	"github.com/sluice-net/sluice/tables"
 )
 
-// unreported is the beginning of the reason of an item whose address nodes may have, and none
-// reports to have.
-const unreported = "no node reports that it has egress IP "
-
-func isUnreported(g tables.StatusGateway) bool { return strings.HasPrefix(g.Reason, unreported) }
-
 // owners finds the nodes that have addresses of pools which move, as they report it: nodes vote on
 // them, and the operator does not know the votes.
 type owners struct {
 	*electionParams
 	in    statedb.ReadTxn
 	pools []*tables.EgressIPPool // in order
-	any   map[[2]string]bool     // see isSelected, by both selectors
 }
 
 func (e *electionParams) owners(in statedb.ReadTxn) *owners {
-	o := &owners{electionParams: e, in: in, pools: statedb.Collect(e.Pools.All(in)),
-		any: map[[2]string]bool{}}
+	o := &owners{electionParams: e, in: in, pools: statedb.Collect(e.Pools.All(in))}
 	slices.SortFunc(o.pools, tables.InOrder[*tables.EgressIPPool])
 	return o
 }
@@ -91,25 +82,20 @@ func (o *owners) owner(spec tables.GatewaySpec, pool *tables.EgressIPPool) table
 		choice.Reason = fmt.Sprintf(
 			"no node that is ready is selected by both EgressIPPool %s and the policy", pool.Name)
 	default:
-		choice.Reason = unreported + spec.EgressIP.String()
+		choice.Reason = fmt.Sprintf("no node reports that it has egress IP %s", spec.EgressIP)
+		choice.Awaited = true
 	}
 	return choice
 }
 
 // isSelected reports whether some node may have the addresses of a pool and is selected by an item.
 func (o *owners) isSelected(ofPool, ofItem labels.Selector) bool {
-	both := [2]string{ofPool.String(), ofItem.String()}
-	is, known := o.any[both]
-	if known {
-		return is
-	}
 	for n := range o.Nodes.All(o.in) {
-		if is = mayHave(n, ofPool) && ofItem.Matches(n.Labels); is {
-			break
+		if mayHave(n, ofPool) && ofItem.Matches(n.Labels) {
+			return true
 		}
 	}
-	o.any[both] = is
-	return is
+	return false
 }
 
 func mayHave(n *tables.Node, ofPool labels.Selector) bool {
