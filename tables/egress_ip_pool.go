@@ -62,8 +62,8 @@ func (p *EgressIPPool) Contains(a netip.Addr) bool {
 		slices.ContainsFunc(p.Ranges, func(r AddrRange) bool { return r.Contains(a) })
 }
 
-// ChangesAddresses reports whether the next version of a pool differs in more than what the operator
-// has given to nodes and policies: policies have their addresses by themselves.
+// ChangesAddresses reports whether the next version of a pool differs in more than what the
+// operator has given to nodes and policies: policies have their addresses by themselves.
 func (p *EgressIPPool) ChangesAddresses(next *EgressIPPool) bool {
 	return p.Fixed != next.Fixed || !slices.Equal(p.Prefixes, next.Prefixes) ||
 		!slices.Equal(p.Ranges, next.Ranges) || !slices.Equal(p.Excluded, next.Excluded) ||
