@@ -89,7 +89,7 @@ func TestPodDevice(t *testing.T) {
 		waiting+"device 7: "+bpf.ProgramFromPod.String()+" at device 7")
 	attach(7, bpf.ProgramFromPod)
 	awaitStatus(w, w.Pods.ToTable(), pod(7, 1),
-		waiting+"device 7: "+bpf.ProgramFromPod.String()+" at device 7")
+		waiting+"device 7: "+bpf.ProgramToPod.String()+" at device 7")
 	attach(7, bpf.ProgramToPod)
 	awaitStatus(w, w.Pods.ToTable(), pod(7, 1), "Done")
 
