@@ -190,7 +190,7 @@ func TestEvictedWithoutAgent(t *testing.T) {
 
 	// An agent that was killed may have known of others: that file is not used.
 	k.drop(stays)
-	require.NoError(t, k.SetReading(bpf.LedgerBeingRead))
+	require.NoError(t, k.SetReading(bpf.LedgerBeingRead, 7))
 	a = runReader(t, &k.Ledger, path, dir)
 	await.True(t, func() bool { return a.says("Reading records") })
 	require.NoFileExists(t, state)
@@ -199,7 +199,8 @@ func TestEvictedWithoutAgent(t *testing.T) {
 
 	// A file that cannot be read is told, and does not stop the ledger.
 	require.NoError(t, os.WriteFile(state, []byte("junk"), 0o600))
-	err = newOpenSet(&k.Ledger).restore(dir, true)
+	restored, err := newOpenSet(&k.Ledger).restore(dir, true)
+	require.False(t, restored)
 	require.ErrorContains(t, err, "restore translations without end: ")
 	require.NoFileExists(t, state)
 	require.False(t, errors.Is(err, os.ErrNotExist))

@@ -166,6 +166,7 @@ func logRecord(r *Record) *logs.LogRecord {
 		}
 	}
 	add("sluice.ledger.reason", r.Reason)
+	add("sluice.ledger.step", r.Step)
 	add("k8s.namespace.name", r.Namespace)
 	add("k8s.pod.name", r.Pod)
 	add("sluice.pod.node", r.Node)
@@ -181,7 +182,9 @@ func logRecord(r *Record) *logs.LogRecord {
 	}
 	if r.Event == End {
 		add("sluice.ledger.began", r.Began.Format(time.RFC3339Nano))
-		add("sluice.ledger.last_used", r.LastUsed.Format(time.RFC3339))
+		if !r.LastUsed.IsZero() {
+			add("sluice.ledger.last_used", r.LastUsed.Format(time.RFC3339))
+		}
 	}
 	severity := logs.SeverityNumber_SEVERITY_NUMBER_INFO
 	if r.Event == Missing {
