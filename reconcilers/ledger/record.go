@@ -96,7 +96,7 @@ func newClock() (c clock) {
 
 const (
 	clockTries = 10                     // until the process is not interrupted between both clocks
-	clockExact = time.Millisecond       // by which they may differ then
+	clockExact = 100 * time.Microsecond // by which they may differ then
 	clockStep  = 100 * time.Millisecond // a clock that is only adjusted does less from read to read
 )
 
