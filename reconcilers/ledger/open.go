@@ -128,17 +128,22 @@ func walk[K interface {
 // begin takes a record of a begin. What has had the same tuple has ended by then.
 func (o *openSet) begin(r *bpf.LedgerRecord, by owner) {
 	key := tupleOf(r)
-	if before, ok := o.open[key]; ok {
-		if before.began == r.Began { // a comparison has found it before
-			return
-		}
-		o.leave(key, before, r.Time, EndEvicted)
-	}
-	o.began++
-	o.open[key] = translation{
+	t := translation{
 		began: r.Began, used: r.Used, round: o.round,
 		pod: r.Pod, podPort: r.PodPort, owner: unique.Make(by),
 	}
+	if other, ok := o.open[key]; ok {
+		switch {
+		case other.began == r.Began: // a comparison has found it before
+			return
+		case other.began > r.Began: // its record comes late
+			o.leave(key, t, other.began, EndEvicted)
+			return
+		}
+		o.leave(key, other, r.Time, EndEvicted)
+	}
+	o.began++
+	o.open[key] = t
 }
 
 // end takes a record of an end. It returns what has had the translation, if that is known.
@@ -162,7 +167,12 @@ func (o *openSet) end(r *bpf.LedgerRecord) (by owner, known bool) {
 
 // leave notes that a translation is absent.
 func (o *openSet) leave(key tuple, t translation, since uint64, reason string) {
-	delete(o.open, key)
+	if o.open[key].began == t.began {
+		delete(o.open, key)
+	}
+	if len(o.maps) == 0 {
+		return
+	}
 	id := openID{key, t.began}
 	o.absent[id] = absent{t, since, reason}
 	o.order = append(o.order, id)

@@ -148,6 +148,24 @@ func TestCompareSamePort(t *testing.T) {
 	require.Equal(t, clock{}.at(113e9), records[0].Time)
 }
 
+// TestBeginLate: a begin that comes after the next one with the same port does not end that.
+func TestBeginLate(t *testing.T) {
+	k := newKernel(t, 1<<12)
+	k.withTranslations(1024)
+	o := newOpenSet(&k.Ledger)
+	first, second := nth(1, 100), nth(1, 113)
+	require.NoError(t, o.compare(99e9, 99e9, 0, foundOwner))
+	k.put(second)
+	o.begin(&second, webOwner)
+	o.begin(&first, webOwner)
+	require.NoError(t, o.compare(120e9, 120e9, 0, foundOwner))
+	records := o.ended(130e9, batchSize, clock{})
+	require.Equal(t, []string{"end evicted web-1"}, events(records))
+	require.EqualValues(t, 100e9, records[0].ID)
+	require.Equal(t, clock{}.at(113e9), records[0].Time)
+	require.Len(t, o.open, 1)
+}
+
 // TestCompareUnknown: if records did not fit, the end of what is absent may be among them.
 func TestCompareUnknown(t *testing.T) {
 	k := newKernel(t, 1<<12)
