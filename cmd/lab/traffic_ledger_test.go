@@ -5,9 +5,11 @@ package lab
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/netip"
 	"path/filepath"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -113,6 +115,76 @@ func (l *ledgerTest) counted() (missing uint64) {
 	return missing
 }
 
+// holds fails the test unless the ledger says of each connection, at each time when the server has
+// seen it, that it was of its pod alone. It returns of how many it says nothing.
+func (l *ledgerTest) holds(conns []*seenConnection) (absent int) {
+	l.t.Helper()
+	for i, c := range conns {
+		for _, at := range c.asked {
+			answer, err := l.lookUp(c, at)
+			require.NoError(l.t, err)
+			if len(answer.Held) == 0 {
+				l.t.Logf("%d: nothing of %s of %s with %s at %s", i, c.network, c.pod.Name, c.source, at)
+				absent++
+				continue
+			}
+			require.Len(l.t, answer.Held, 1, "%d: %s with %s at %s", i, c.network, c.source, at)
+			held := answer.Held[0]
+			require.Equal(l.t, c.pod.Name, held.Namespace+"/"+held.Pod)
+			require.Equal(l.t, c.conn.LocalAddr().String(), held.PodAddress.String())
+			require.Equal(l.t, c.pod.Node.Name, held.Node)
+		}
+	}
+	return absent
+}
+
+// allEnd waits until each connection of which the ledger says anything has a begin and an end, for
+// one of some reasons.
+func (l *ledgerTest) allEnd(conns []*seenConnection, reasons ...string) {
+	l.t.Helper()
+	l.eventually("each has an end", func() error {
+		for i, c := range conns {
+			answer, err := l.lookUp(c, c.asked[len(c.asked)-1])
+			if err != nil {
+				return err
+			}
+			for _, held := range answer.Held {
+				if held.Event != ledger.Begin || held.Until.IsZero() ||
+					!slices.Contains(reasons, held.EndReason) {
+					return fmt.Errorf("%d: %+v", i, held)
+				}
+			}
+		}
+		return nil
+	})
+}
+
+// pings has each pod ping the server, and waits until the ledger says so.
+func (l *ledgerTest) pings(egress netip.Addr, pods map[*Pod]*Node) {
+	l.t.Helper()
+	for pod, at := range pods {
+		before := time.Now().Add(-time.Millisecond) // clocks are read one after the other
+		source, err := l.traffic.ask(pod.Namespace, "icmp", ServerIPv4)
+		require.NoError(l.t, err)
+		require.Equal(l.t, egress, source)
+		l.eventually("the ledger has the ping", func() error {
+			answer, err := ledger.Search(l.file(at), ledger.Question{
+				Egress: egress, Protocol: "ICMP", Destination: netip.AddrPortFrom(ServerIPv4, 0),
+				From: before, To: time.Now(),
+			})
+			if err != nil {
+				return err
+			}
+			for _, held := range answer.Held {
+				if !held.Time.Before(before) && held.Namespace+"/"+held.Pod == pod.Name {
+					return nil
+				}
+			}
+			return fmt.Errorf("%s: %+v", pod.Name, answer)
+		})
+	}
+}
+
 // TestTrafficLedger: the ledgers of the nodes say of each connection of several pods which pod it
 // was, from the address, the port and the time that the server has seen: with addresses that move
 // and with one of a node, over TCP and UDP, of before there was a ledger and after, while the
@@ -121,10 +193,10 @@ func (l *ledgerTest) counted() (missing uint64) {
 func TestTrafficLedger(t *testing.T) {
 	t.Parallel()
 	l := &ledgerTest{moving: newMoving(t, time.Second, "--ct-gc-interval=5s")}
-	pods, ofNode := map[*Pod]*Node{l.pod: l.Nodes[0]}, map[*Pod]*Node{}
 	gateway := l.Nodes[1]
-	for i, n := range []*Node{l.Nodes[0], l.Nodes[1], l.Nodes[2]} {
-		pods[l.traffic.pod(n, fmt.Sprint("pool-", i), "a")] = n
+	ofPool, ofNode := map[*Pod]*Node{l.pod: l.Nodes[0]}, map[*Pod]*Node{}
+	for i, n := range l.Nodes[:3] { // those with ports of the addresses that move
+		ofPool[l.traffic.pod(n, fmt.Sprint("pool-", i), "a")] = n
 		ofNode[l.traffic.pod(n, fmt.Sprint("node-", i), "n")] = gateway
 	}
 	l.policy(
@@ -133,22 +205,14 @@ func TestTrafficLedger(t *testing.T) {
 		egress{name: "node6", app: "n", to: []netip.Prefix{host(ServerIPv6)},
 			exits: []exit{{node: gateway.Name, ip: gateway.EgressIPv6}}},
 	)
-	var every []*Pod
-	for pod := range pods {
-		every = append(every, pod)
-	}
-	l.inForce([]string{"ip32", "ip128"}, every...)
-	var ofNodes []*Pod
+	policies := []string{"ip32", "ip128", "node4", "node6"}
+	all := maps.Clone(ofPool)
+	maps.Copy(all, ofNode)
+	pods := slices.Collect(maps.Keys(all))
+	l.inForce(policies, pods...)
 	for pod := range ofNode {
-		ofNodes = append(ofNodes, pod)
 		l.becomes(pod.Namespace, ServerIPv4, gateway.EgressIPv4)
 		l.becomes(pod.Namespace, ServerIPv6, gateway.EgressIPv6)
-	}
-	all := map[*Pod]*Node{}
-	for _, some := range []map[*Pod]*Node{pods, ofNode} {
-		for pod, at := range some {
-			all[pod] = at
-		}
 	}
 
 	old := l.open("tcp", 3, all) // before there is a ledger
@@ -156,92 +220,55 @@ func TestTrafficLedger(t *testing.T) {
 		require.NoError(t, n.Agent.Stop())
 		n.Agent.Flags = append(n.Agent.Flags, "--ledger-file="+l.file(n))
 		require.NoError(t, n.Agent.Start())
-		require.NoError(t, n.Agent.AwaitReady(l.ctx))
 	}
-	for _, c := range old { // answers of before are of no ledger
-		l.eventually("the ledger has found it", func() error {
-			if answer, err := l.lookUp(c, time.Now()); err != nil || len(answer.Held) != 1 {
-				return fmt.Errorf("%+v: %w", answer, err)
-			}
-			return nil
-		})
-	}
-	l.inForce([]string{"ip32", "ip128"}, every...)
-	for _, addr := range movings {
-		require.NoError(t, l.owner(addr).Agent.awaitLease(l.ctx, addr))
-		l.carries(addr, l.owner(addr))
-	}
-
-	seen := append(old, l.open("tcp", 10, all)...)
-	short, idle := l.open("tcp", 5, all), l.open("udp", 3, all)
-	l.end(short, true)
-	seen = append(append(seen, short...), idle...)
-
+	l.inForce(policies, pods...)
 	l.chat()
 	from := l.owner(moving4)
-	l.change(from, func(s *nodeState) { s.drained = true })
-	meanwhile := l.open("tcp", 5, all)
 	for _, addr := range movings {
-		l.carries(addr, l.other(from))
+		l.carries(addr, from)
 	}
-	l.ask(old)
-	l.ask(meanwhile)
-	seen = append(seen, meanwhile...)
-
-	node := l.Nodes[0]
-	node.Agent.Kill()
-	dead := l.open("tcp", 5, all)
-	l.end(meanwhile, true)
-	seen = append(append(seen, dead...), l.open("udp", 3, all)...)
-	require.NoError(t, node.Agent.Start())
-	require.NoError(t, node.Agent.AwaitReady(l.ctx))
-	l.ask(old)
-	after := l.open("tcp", 5, all)
-	l.ask(dead)
-	seen = append(seen, after...)
-	l.end(append(append(append([]*seenConnection{}, old...), dead...), after...), false)
-
-	absent := 0
-	for i, c := range seen {
-		for _, at := range c.asked {
-			answer, err := l.lookUp(c, at)
-			require.NoError(t, err)
-			if len(answer.Held) == 0 {
-				t.Logf("%d: nothing of %s of %s with %s at %s", i, c.network, c.pod.Name, c.source, at)
-				absent++
-				continue
-			}
-			require.Len(t, answer.Held, 1, "%d: %s with %s at %s", i, c.network, c.source, at)
-			held := answer.Held[0]
-			require.Equal(t, c.pod.Name, held.Namespace+"/"+held.Pod)
-			require.Equal(t, c.conn.LocalAddr().String(), held.PodAddress.String())
-			require.Equal(t, c.pod.Node.Name, held.Node)
-		}
-	}
-	require.LessOrEqual(t, absent, int(l.counted()))
-	t.Logf("%d connections", len(seen))
-
-	for _, pod := range append(every, ofNodes...) {
-		require.NoError(t, l.RemovePod(pod))
-	}
-	reasons := map[string]int{}
-	l.eventually("each has an end", func() error {
-		clear(reasons)
-		for i, c := range seen {
-			answer, err := l.lookUp(c, c.asked[len(c.asked)-1])
-			if err != nil {
-				return err
-			}
-			for _, held := range answer.Held {
-				if held.Event != ledger.Begin || held.Until.IsZero() {
-					return fmt.Errorf("%d: %+v", i, held)
-				}
-				reasons[held.EndReason]++
+	l.eventually("the ledger has found them", func() error {
+		for _, c := range old {
+			if answer, err := l.lookUp(c, time.Now()); err != nil || len(answer.Held) != 1 {
+				return fmt.Errorf("%+v: %w", answer, err)
 			}
 		}
 		return nil
 	})
-	t.Logf("ends: %v", reasons)
+
+	kept, reset, idle := l.open("tcp", 10, all), l.open("tcp", 5, all), l.open("udp", 3, all)
+	l.pings(moving4, ofPool)
+	l.pings(gateway.EgressIPv4, ofNode)
+	l.end(reset, true)
+	l.change(from, func(s *nodeState) { s.drained = true })
+	moved := l.open("tcp", 5, all)
+	for _, addr := range movings {
+		l.carries(addr, l.other(from))
+	}
+	l.ask(old)
+	l.ask(moved)
+
+	node := l.Nodes[0]
+	node.Agent.Kill()
+	dead, deadIdle := l.open("tcp", 5, all), l.open("udp", 3, all)
+	l.end(moved, true)
+	require.NoError(t, node.Agent.Start())
+	require.NoError(t, node.Agent.AwaitReady(l.ctx))
+	after := l.open("tcp", 5, all)
+	l.ask(slices.Concat(old, kept, dead))
+	l.end(slices.Concat(old, dead, after), false)
+
+	ended := slices.Concat(old, reset, idle, moved, dead, after)
+	every := slices.Concat(ended, kept, deadIdle)
+	absent := l.holds(every)
+	t.Logf("%d connections, of which %d are not known", len(every), absent)
+	require.LessOrEqual(t, absent, int(l.counted()))
+	l.allEnd(ended, "expired")
+	for _, pod := range pods {
+		require.NoError(t, l.RemovePod(pod))
+	}
+	l.allEnd(every, "expired", "released")
+	require.LessOrEqual(t, l.holds(every), absent, "it does not forget")
 	for _, addr := range movings {
 		require.NoError(t, misuse(l.uses.all(), addr, l.lease, l.macs))
 	}

@@ -223,11 +223,18 @@ func (s *search) begin(r *Record) {
 		s.held[i].notSince, s.held[i].mayEnd = time.Time{}, false
 		return
 	}
-	if i, ok := s.open[id.holding]; ok { // its end has not come yet
-		s.held[i].Until, s.held[i].EndReason = r.Time, EndEvicted
+	h := Held{Record: *r}
+	s.known[id] = len(s.held)
+	i, ok := s.open[id.holding] // its end has not come yet
+	if ok && r.ID < s.held[i].ID && r.Time.Before(s.held[i].Time) {
+		h.Until, h.EndReason = s.held[i].Time, EndEvicted // this one has been before
+	} else {
+		if ok {
+			s.held[i].Until, s.held[i].EndReason = r.Time, EndEvicted
+		}
+		s.open[id.holding] = len(s.held)
 	}
-	s.open[id.holding], s.known[id] = len(s.held), len(s.held)
-	s.held = append(s.held, Held{Record: *r})
+	s.held = append(s.held, h)
 }
 
 // end takes in an end. It may come after the next begin.
@@ -240,8 +247,11 @@ func (s *search) end(r *Record) {
 		s.held = append(s.held, Held{Record: *r})
 		s.held[i].Time, s.held[i].Reason = r.Began, ""
 	}
-	s.held[i].Until, s.held[i].EndReason, s.held[i].LastUsed = r.Time, r.Reason, r.LastUsed
-	s.held[i].notSince = time.Time{}
+	h := &s.held[i]
+	if h.Until.IsZero() || h.Until.After(r.Time) { // else another had it before the end was written
+		h.Until = r.Time
+	}
+	h.EndReason, h.LastUsed, h.notSince = r.Reason, r.LastUsed, time.Time{}
 	if open, ok := s.open[id.holding]; ok && open == i {
 		delete(s.open, id.holding)
 	}

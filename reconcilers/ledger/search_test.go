@@ -86,8 +86,8 @@ func TestSearch(t *testing.T) {
 		Record{Time: second(45), Event: Missing, Reason: MissingBuffer, Count: 3},
 		began(50, "web-4", 40002, 15),
 		ended(41, 40, "web-2", 40000, 13, EndEvicted),
-		began(60, "web-5", 40000, 16), // the end of web-2 comes a moment later
-		ended(60, 41, "web-2", 40000, 14, "reused"),
+		began(60, "web-5", 40000, 16), // the end of web-2 is written a moment later
+		ended(61, 41, "web-2", 40000, 14, "reused"),
 		Record{Time: second(70), Event: Start, Reason: StartStopped},
 		Record{Time: second(80), Event: Start, Reason: StartKilled, Count: 7},
 		found(11, "web-2", 40001, 11), // goes on
@@ -176,11 +176,14 @@ func TestSearchOutOfOrder(t *testing.T) {
 	writeLines(t, path,
 		ended(20, 10, "web-1", 40000, 10, "expired"),
 		Record{Time: second(5), Event: Clock, Step: "-15s"},
-		began(10, "web-1", 40000, 10), began(30, "web-2", 40000, 30),
+		began(30, "web-2", 40000, 30),
+		began(10, "web-1", 40000, 10), began(25, "web-3", 40000, 25),
 	)
 	answer, err := Search(path, Question{Egress: egress.Addr()})
 	require.NoError(t, err)
-	require.Equal(t, []string{"web-1:40000 10..20 expired", "web-2:40000 30..-"}, told(answer))
+	require.Equal(t, []string{
+		"web-1:40000 10..20 expired", "web-3:40000 25..30 evicted", "web-2:40000 30..-",
+	}, told(answer))
 	require.Len(t, answer.Clock, 1)
 }
 
