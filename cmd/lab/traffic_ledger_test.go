@@ -258,12 +258,12 @@ func TestTrafficLedger(t *testing.T) {
 	l.ask(slices.Concat(old, kept, dead))
 	l.end(slices.Concat(old, dead, after), false)
 
-	ended := slices.Concat(old, reset, idle, moved, dead, after)
-	every := slices.Concat(ended, kept, deadIdle)
+	closed := slices.Concat(old, reset, moved, dead, after)
+	every := slices.Concat(closed, kept, idle, deadIdle)
 	absent := l.holds(every)
 	t.Logf("%d connections, of which %d are not known", len(every), absent)
 	require.LessOrEqual(t, absent, int(l.counted()))
-	l.allEnd(ended, "expired")
+	l.allEnd(closed, "expired")
 	for _, pod := range pods {
 		require.NoError(t, l.RemovePod(pod))
 	}
