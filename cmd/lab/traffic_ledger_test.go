@@ -41,7 +41,9 @@ type seenConnection struct {
 func (l *ledgerTest) file(n *Node) string { return filepath.Join(n.Agent.dir, "ledger.jsonl") }
 
 // open has the pods open so many connections each, all at the same time, and keep them.
-func (l *ledgerTest) open(network string, count int, pods map[*Pod]*Node) (opened []*seenConnection) {
+func (l *ledgerTest) open(
+	network string, count int, pods map[*Pod]*Node,
+) (opened []*seenConnection) {
 	l.t.Helper()
 	var all sync.WaitGroup
 	for pod, at := range pods {

@@ -117,6 +117,8 @@ func missingText(m *ledger.Record) string {
 			", when an agent was started after one was killed"
 	case m.Reason == ledger.MissingLines:
 		return count + " lines after " + when + " cannot be read"
+	case m.Reason == ledger.MissingVersion:
+		return count + " records of another version are missing before " + when
 	case m.Reason == ledger.MissingOutput:
 		return count + " records are missing before " + when + ", as they could not be written"
 	}

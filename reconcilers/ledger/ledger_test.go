@@ -188,8 +188,10 @@ func TestRestart(t *testing.T) {
 	a.stop()
 
 	require.NoError(t, k.SetReading(bpf.LedgerBeingRead, 42))
-	start(t, maps, "--ledger-file="+path).known()
+	a = start(t, maps, "--ledger-file="+path)
+	a.known()
 	last := written(t, path, 304)[303]
+	require.EqualValues(t, 42, a.records("file", "uncertain"))
 	require.Equal(t, []string{"start killed"}, events([]Record{last}))
 	require.EqualValues(t, 42, last.Count)
 }
@@ -216,6 +218,21 @@ func TestInHand(t *testing.T) {
 	require.NoError(t, err)
 	require.EqualValues(t, 10, told)
 	require.NoError(t, a.stop())
+}
+
+// TestOtherVersion: records that cannot be read are counted, and cost no others.
+func TestOtherVersion(t *testing.T) {
+	k, path := newKernel(t, 1<<16), filepath.Join(t.TempDir(), "ledger.jsonl")
+	now := time.Now()
+	k.write(raw(bpf.LedgerBegin, now, now), 1)
+	k.write(raw(bpf.LedgerUndone+1, now, now), 3)
+	k.write(raw(bpf.LedgerExpired, now, now), 1)
+	start(t, func() *bpf.Ledger { return &k.Ledger }, "--ledger-file="+path).known()
+	records := written(t, path, 4)
+	require.Equal(t, []string{
+		"start new", "begin web-1", "end expired web-1", "missing version",
+	}, events(records))
+	require.EqualValues(t, 3, records[3].Count)
 }
 
 // TestClockSet: that the time of day was set is recorded, and its adjustment is not.

@@ -87,6 +87,9 @@ func (r *reader) run(ctx context.Context, health cell.Health) error {
 	if err := errors.Join(errs...); err != nil {
 		return err // the next agent says that something may be missing
 	}
+	if !r.started {
+		return nil
+	}
 	if err := r.open.save(r.stateDir); err != nil {
 		return err
 	}
@@ -167,6 +170,9 @@ func (r *reader) start(ctx context.Context) error {
 	case before != bpf.LedgerUnread: // or what it has saved is gone
 		reason = StartKilled
 	}
+	for _, q := range r.queues {
+		r.metrics.records.WithLabelValues(q.name, "uncertain").Add(float64(inHand))
+	}
 	r.clock, r.started = newClock(), true
 	r.add(ctx, []Record{{Time: r.clock.now, Event: Start, Reason: reason, Count: inHand}})
 	return r.ledger.SetReading(bpf.LedgerBeingRead, r.inHand)
@@ -228,7 +234,11 @@ func (r *reader) batch(ctx context.Context, rd *ringbuf.Reader) (more bool, err 
 	if err := r.note(reads); err != nil {
 		return false, err
 	}
-	var sample ringbuf.Record
+	var (
+		sample     ringbuf.Record
+		unreadable uint64
+		readErr    error
+	)
 	records := make([]Record, 0, reads)
 	txn, now, told := r.names.db.ReadTxn(), r.readClock(ctx), r.told
 	for range reads {
@@ -236,11 +246,13 @@ func (r *reader) batch(ctx context.Context, rd *ringbuf.Reader) (more bool, err 
 		if errors.Is(err, os.ErrDeadlineExceeded) {
 			break
 		} else if err != nil {
-			return false, fmt.Errorf("read map %s: %w", bpf.LedgerMap, err)
+			readErr = fmt.Errorf("read map %s: %w", bpf.LedgerMap, err)
+			break
 		}
 		raw, err := bpf.DecodeLedger(sample.RawSample)
-		if err != nil {
-			return false, err
+		if err != nil { // it is of programs of another version
+			unreadable++
+			continue
 		}
 		// The number of missing records is told modulo 2^32. CPUs may write in another order.
 		if n := raw.Missing - uint32(told); int32(n) > 0 {
@@ -261,6 +273,9 @@ func (r *reader) batch(ctx context.Context, rd *ringbuf.Reader) (more bool, err 
 		}
 		records = append(records, record)
 	}
+	if unreadable > 0 {
+		records = append(records, missing(unreadable, MissingVersion))
+	}
 	if rd.AvailableBytes() == 0 {
 		r.readTo = uint64(now.monotonic)
 	}
@@ -273,7 +288,7 @@ func (r *reader) batch(ctx context.Context, rd *ringbuf.Reader) (more bool, err 
 	}
 	r.add(ctx, records)
 	r.told = told
-	return reads == batchSize, nil
+	return reads == batchSize, readErr
 }
 
 // ownerAt returns what had the address of a begin. Of one that has just been it is what has it

@@ -39,8 +39,9 @@ const (
 
 // Reasons of a [Missing].
 const (
-	MissingBuffer = "buffer" // the kernel's buffer was full
-	MissingOutput = "output" // this output could not be written
+	MissingBuffer  = "buffer"  // the kernel's buffer was full
+	MissingOutput  = "output"  // this output could not be written
+	MissingVersion = "version" // they were of programs of another version, which this one cannot read
 )
 
 // Reasons of an end that the kernel does not record. Others are names of a [bpf.LedgerEvent].
