@@ -27,7 +27,8 @@ type observeArrival struct {
 		LocalIpv4   uint32
 		_           [12]byte
 	}
-	Flags uint32
+	Flags     uint32
+	Departure uint64
 }
 
 type observeObservation struct {

@@ -29,6 +29,7 @@ struct observation {
 struct arrival {
 	struct bpf_tunnel_key key; /* with which a packet comes */
 	__u32 flags;
+	__u64 departure; /* time at which its sender has it leave, 0 for none */
 };
 
 /* Keys and values of the maps in slots, whose types the maps themselves do not have. */
@@ -96,6 +97,8 @@ int tunneled(struct __sk_buff *ctx)
 	struct arrival *a = bpf_map_lookup_elem(&arrivals, &zero);
 	if (!a || bpf_skb_set_tunnel_key(ctx, &a->key, sizeof(a->key), a->flags))
 		return 0;
+	if (a->departure)
+		bpf_skb_set_tstamp(ctx, a->departure, BPF_SKB_TSTAMP_DELIVERY_MONO);
 	bpf_tail_call(ctx, &inside, 0);
 	return 0;
 }
