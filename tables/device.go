@@ -34,14 +34,14 @@ func (d *Device) Paces() bool { return slices.Equal(d.Qdiscs, []string{"fq"}) }
 func (d *Device) Equal(o *Device) bool {
 	return d.Index == o.Index && d.Name == o.Name && slices.Equal(d.AltNames, o.AltNames) && d.Type == o.Type &&
 		d.Up == o.Up && d.OperUp == o.OperUp && d.MTU == o.MTU && d.MAC == o.MAC &&
-		d.MasterIndex == o.MasterIndex && d.ParentIndex == o.ParentIndex && d.PeerNetNSID == o.PeerNetNSID &&
-		slices.Equal(d.Qdiscs, o.Qdiscs)
+		d.MasterIndex == o.MasterIndex && d.ParentIndex == o.ParentIndex &&
+		d.PeerNetNSID == o.PeerNetNSID && slices.Equal(d.Qdiscs, o.Qdiscs)
 }
 
 // TableHeader implements [statedb.TableWritable].
 func (*Device) TableHeader() []string {
-	return []string{"Index", "Name", "AltNames", "Type", "Up", "OperUp", "MTU", "MAC", "Master", "Parent", "PeerNetNSID",
-		"Qdiscs"}
+	return []string{"Index", "Name", "AltNames", "Type", "Up", "OperUp", "MTU", "MAC", "Master",
+		"Parent", "PeerNetNSID", "Qdiscs"}
 }
 
 // TableRow implements [statedb.TableWritable].
@@ -49,7 +49,8 @@ func (d *Device) TableRow() []string {
 	return []string{
 		strconv.Itoa(d.Index), d.Name, listColumn(d.AltNames, ", "), d.Type,
 		strconv.FormatBool(d.Up), strconv.FormatBool(d.OperUp), strconv.Itoa(d.MTU), orDash(d.MAC),
-		indexColumn(d.MasterIndex), indexColumn(d.ParentIndex), netnsColumn(d.PeerNetNSID), listColumn(d.Qdiscs, ", "),
+		indexColumn(d.MasterIndex), indexColumn(d.ParentIndex), netnsColumn(d.PeerNetNSID),
+		listColumn(d.Qdiscs, ", "),
 	}
 }
 

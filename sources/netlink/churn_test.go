@@ -96,7 +96,10 @@ func (c *churn) device() vn.Link {
 func (c *churn) step() {
 	steps := []func(){
 		func() {
-			_ = c.LinkAdd(&vn.Veth{LinkAttrs: vn.LinkAttrs{Name: fmt.Sprintf("veth%d", c.IntN(3)), NumTxQueues: 2}, PeerName: fmt.Sprintf("peer%d", c.IntN(3))})
+			_ = c.LinkAdd(&vn.Veth{
+				LinkAttrs: vn.LinkAttrs{Name: fmt.Sprintf("veth%d", c.IntN(3)), NumTxQueues: 2},
+				PeerName:  fmt.Sprintf("peer%d", c.IntN(3)),
+			})
 		},
 		func() {
 			if l := c.device(); l.Type() == "veth" && c.IntN(3) == 0 {

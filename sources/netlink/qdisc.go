@@ -64,8 +64,8 @@ func decodeQdiscEvent(data []byte) (event, error) {
 // have: a message about the device has that of its root.
 func hasQueues(d *tables.Device) bool { return slices.Equal(d.Qdiscs, []string{kindMQ}) }
 
-// ofQueues returns the queueing disciplines of the queues of a device, each once, in order, or mq if
-// there are none.
+// ofQueues returns the queueing disciplines of the queues of a device, each once, in order, or mq
+// if there are none.
 func ofQueues(device int, all []qdisc) []string {
 	var kinds []string
 	for _, root := range all {

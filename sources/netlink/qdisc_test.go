@@ -114,7 +114,8 @@ func TestKernelQdiscs(t *testing.T) {
 	await("none again", "noqueue")
 }
 
-// A message about a device with several queues leaves what is known of these, and has it read again.
+// A message about a device with several queues leaves what is known of these, and has it read
+// again.
 func TestDeviceWithQueuesIsListed(t *testing.T) {
 	s, p := newTestStore(t)
 	l := sampleListing()

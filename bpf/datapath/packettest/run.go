@@ -182,7 +182,12 @@ func (n *Node) tunneled(in Input, program *ebpf.Program) (*ebpf.Program, error) 
 		flags uint32
 
 		departure uint64
-	}{departure: in.Departure, key: tunnelKey{id: in.VNI, ttl: 64, remote: keyAddress(in.Node), local: keyAddress(in.Overlay)}}
+	}{
+		key: tunnelKey{
+			id: in.VNI, ttl: 64, remote: keyAddress(in.Node), local: keyAddress(in.Overlay),
+		},
+		departure: in.Departure,
+	}
 	if in.VNI == 0 {
 		arrival.key.id = VNI
 	}
