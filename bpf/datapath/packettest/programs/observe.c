@@ -103,6 +103,25 @@ int tunneled(struct __sk_buff *ctx)
 	return 0;
 }
 
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u64);
+} departures SEC(".maps");
+
+/* Writes down until when the last packet waits that goes to a device's queue and is to wait. */
+SEC("tcx/egress")
+int departs(struct __sk_buff *ctx)
+{
+	__u32 zero = 0;
+	__u64 *last = bpf_map_lookup_elem(&departures, &zero);
+
+	if (last && ctx->tstamp_type == BPF_SKB_TSTAMP_DELIVERY_MONO)
+		*last = ctx->tstamp;
+	return TCX_NEXT;
+}
+
 /* Has the map in the programs' collection. */
 SEC("tcx/ingress")
 int keep(struct __sk_buff *ctx)
