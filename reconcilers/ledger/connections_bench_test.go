@@ -13,6 +13,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -145,13 +146,15 @@ func BenchmarkConnections(b *testing.B) {
 			require.Equal(b, 2*b.N, count(b, dir, `"pod":"web-9"`))
 		})
 	}
-	b.Run("rate=50000/otlp", func(b *testing.B) {
-		server := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
-			_, _ = io.Copy(io.Discard, r.Body)
-		}))
-		defer server.Close()
-		benchmarkConnections(b, 50000, "otlp",
-			"--ledger-otlp-endpoint="+server.URL, "--ledger-otlp-insecure")
+	server := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body)
+	}))
+	defer server.Close()
+	otlp := []string{"--ledger-otlp-endpoint=" + server.URL, "--ledger-otlp-insecure"}
+	b.Run("rate=50000/otlp", func(b *testing.B) { benchmarkConnections(b, 50000, "otlp", otlp...) })
+	b.Run("rate=50000/both", func(b *testing.B) {
+		file := "--ledger-file=" + filepath.Join(b.TempDir(), "ledger.jsonl")
+		benchmarkConnections(b, 50000, "otlp", append(slices.Clone(otlp), file)...)
 	})
 }
 

@@ -12,7 +12,7 @@ import (
 )
 
 const (
-	queueSize = 1 << 16 // records that an output may be behind
+	queueSize = 1 << 17 // records that an output may be behind
 	batchSize = 4096    // records that it is given at once, at most
 
 	retryMin = 100 * time.Millisecond
