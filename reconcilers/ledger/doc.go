@@ -14,7 +14,7 @@
 //
 // A record that is lost on the way is counted, and a [Record] at the place says how many are
 // missing: the kernel counts those that the ring buffer has no room for, a queue those that its
-// output did not take. An agent notes in the kernel how many records it has in hand: the next one says
-// how many that were, if it was killed, and begins what goes on again. [Search] answers from the files. Without an output there is no ledger, and
-// nothing of this costs anything.
+// output did not take. An agent notes in the kernel how many records it has in hand: if it was
+// killed, the next one says how many that were, and begins what goes on again. [Search] answers
+// from the files. Without an output there is no ledger, and nothing of this costs anything.
 package ledger
