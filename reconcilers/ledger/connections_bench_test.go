@@ -199,8 +199,6 @@ func benchmarkConnections(b *testing.B, rate float64, output string, flags ...st
 	b.ReportMetric(each(agent, records), "agent-ns/record")
 	b.ReportMetric(each(connecting, b.N), "packet-ns/connection")
 	b.ReportMetric(each(collecting, b.N), "gc-ns/connection")
-	require.Zero(b, missed)
-	require.Zero(b, lost)
 }
 
 // count returns how often a text is in the files of a directory.
