@@ -26,6 +26,7 @@ type configParams struct {
 
 	Policies    statedb.Table[*tables.NetworkPolicy]
 	Limits      statedb.Table[*tables.EgressLimit]
+	Leases      statedb.Table[*tables.EgressIPLease]
 	Enforcement tables.Enforcement
 	Attachments statedb.Table[*tables.Attachment]
 	EgressIPs   tables.EgressIPs
@@ -60,6 +61,9 @@ func deriveConfig(p derive.Params, c configParams) error {
 			derive.FromIf(c.Limits,
 				func(_, _ *tables.EgressLimit) bool { return false }, // as of the policies
 				func(_ statedb.ReadTxn, _ *tables.EgressLimit, mark func(uint32)) { mark(theConfig) }),
+			derive.FromIf(c.Leases,
+				func(_, _ *tables.EgressIPLease) bool { return false }, // that there are some is what matters
+				func(_ statedb.ReadTxn, _ *tables.EgressIPLease, mark func(uint32)) { mark(theConfig) }),
 			derive.Feedback(derive.OnChange(c.Attachments, markConfig)),
 		},
 		After: []statedb.TableMeta{c.Entries},
@@ -94,6 +98,9 @@ func (c *configParams) row(txn statedb.ReadTxn, _ uint32) *tables.DatapathConfig
 	}
 	if c.EgressIPs.Enabled { // also before it is known who votes: votes of a former run may have ended
 		row.Flags |= bpf.ConfigFloating | bpf.ConfigEgressIPs
+	}
+	if c.Leases.NumObjects(txn) > 0 { // also of a former run, until the node has none of them
+		row.Flags |= bpf.ConfigFloating
 	}
 	if c.Limits.NumObjects(txn) > 0 {
 		row.Flags |= bpf.ConfigLimits
