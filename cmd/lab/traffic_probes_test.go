@@ -75,10 +75,10 @@ func (p *probesTest) awaitPaths(from *Node, state tables.PathState, to ...*Node)
 }
 
 // losses returns how often a node has lost others.
-func (p *probesTest) losses(from *Node) (losses int) {
-	p.t.Helper()
-	rows, err := Rows[tables.GatewayHealth](p.ctx, from.Agent, "gateway-health")
-	require.NoError(p.t, err)
+func (tr *traffic) losses(from *Node) (losses int) {
+	tr.t.Helper()
+	rows, err := Rows[tables.GatewayHealth](tr.ctx, from.Agent, "gateway-health")
+	require.NoError(tr.t, err)
 	for _, h := range rows {
 		losses += h.Losses
 	}
