@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/sluice-net/sluice/bpf"
+	"github.com/sluice-net/sluice/tables"
 )
 
 // version is what agent a node runs.
@@ -26,6 +27,7 @@ type version struct {
 type rollout struct {
 	*moving
 	off, on version
+	probed  tables.PathState // what probes find of nodes without probes
 	pods    []*Pod
 	conns   []sourced // connections with the address of node-2
 	load    *load     // likewise
@@ -61,7 +63,7 @@ func TestTrafficEgressIPUpgrade(t *testing.T) {
 // that move and probes.
 func newRollout(t *testing.T, former []string) *rollout {
 	t.Helper()
-	r := &rollout{moving: buildMoving(t, time.Second)}
+	r := &rollout{moving: buildMoving(t, time.Second), probed: tables.PathHealthy}
 	on := map[*Node][]string{}
 	for _, n := range r.Nodes {
 		on[n] = append(n.Agent.Flags, "--overlay-accept-unsigned=true")
@@ -74,6 +76,9 @@ func newRollout(t *testing.T, former []string) *rollout {
 		if n.Agent.Flags = r.off.flags(n); former != nil {
 			n.Agent.Command, n.Agent.Flags = former, r.source
 		}
+	}
+	if former != nil {
+		r.probed = tables.PathUnprobed
 	}
 	require.NoError(t, r.StartAgents())
 	gateway := r.Nodes[1]
@@ -181,6 +186,7 @@ func (r *rollout) switchOn() {
 	for _, addr := range movings {
 		require.NoError(r.t, n2.Agent.awaitLease(r.ctx, addr))
 	}
+	r.awaitPaths(n1, r.probed, n3)
 	r.drops(n1, bpf.ReasonNoPortBlock)
 	r.givePool(append(r.blocks(), block{11, n4})...)
 	for _, addr := range movings {
@@ -190,6 +196,7 @@ func (r *rollout) switchOn() {
 	}
 	all := r.connect(3)
 	r.replace(n3, r.on)
+	r.awaitPaths(n1, tables.PathHealthy, n2, n3)
 	r.goOn(all)
 	r.replace(n4, r.on)
 	for _, addr := range movings {
@@ -199,6 +206,15 @@ func (r *rollout) switchOn() {
 	}
 	r.goOn(all)
 	r.goesOn()
+	r.losesNone(r.Nodes...)
+}
+
+// losesNone fails the test if a node has taken another one for lost.
+func (r *rollout) losesNone(nodes ...*Node) {
+	r.t.Helper()
+	for _, n := range nodes {
+		require.Zero(r.t, r.losses(n), "%s has lost another node", n.Name)
+	}
 }
 
 // moves has --egress-ips switched off at the node of a pod, and at that with the addresses. These
@@ -215,6 +231,7 @@ func (r *rollout) moves() {
 		r.carries(addr, r.other(from))
 	}
 	r.goOn(all)
+	r.losesNone(r.Nodes[0], r.other(from))
 }
 
 // switchOff has no node get addresses that move any more.

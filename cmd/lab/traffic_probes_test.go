@@ -60,9 +60,9 @@ func (p *probesTest) gatewaysOf(n *Node) []*Node {
 }
 
 // awaitPaths waits until the paths from a node to others have a state.
-func (p *probesTest) awaitPaths(from *Node, state tables.PathState, to ...*Node) {
-	p.t.Helper()
-	require.NoError(p.t, AwaitRows(p.ctx, from.Agent, "gateway-health",
+func (tr *traffic) awaitPaths(from *Node, state tables.PathState, to ...*Node) {
+	tr.t.Helper()
+	require.NoError(tr.t, AwaitRows(tr.ctx, from.Agent, "gateway-health",
 		func(rows []tables.GatewayHealth) error {
 			for _, n := range to {
 				i := slices.IndexFunc(rows, func(h tables.GatewayHealth) bool { return h.Node == n.Name })
