@@ -26,11 +26,11 @@ type version struct {
 // node-1 and node-4 use an address that node-2 has, as before, and those that move.
 type rollout struct {
 	*moving
-	off, on version
-	probed  tables.PathState // what probes find of nodes without probes
-	pods    []*Pod
-	conns   []sourced // connections with the address of node-2
-	load    *load     // likewise
+	start, off, on version
+	probed         tables.PathState // what probes find of nodes as at the start
+	pods           []*Pod
+	conns          []sourced // connections with the address of node-2
+	load           *load     // likewise
 }
 
 // TestTrafficEgressIPSwitchedOn: --egress-ips and probes are switched on, node by node, and off
@@ -48,13 +48,12 @@ func TestTrafficEgressIPSwitchedOn(t *testing.T) {
 // and after that.
 func TestTrafficEgressIPUpgrade(t *testing.T) {
 	t.Parallel()
-	former := buildFormer(t)
-	r := newRollout(t, former)
+	r := newRollout(t, buildFormer(t))
 	r.switchOn()
 	r.load.end(r.Nodes[1].EgressIPv4)
 	r.switchOff()
 	for _, n := range r.Nodes {
-		r.replace(n, version{former, func(*Node) []string { return r.source }})
+		r.replace(n, r.start)
 	}
 	r.isSilent()
 }
@@ -72,13 +71,12 @@ func newRollout(t *testing.T, former []string) *rollout {
 	r.off.flags = func(n *Node) []string {
 		return append(slices.Clone(on[n]), "--egress-ips=false", "--gateway-probe-interval=0")
 	}
-	for _, n := range r.Nodes {
-		if n.Agent.Flags = r.off.flags(n); former != nil {
-			n.Agent.Command, n.Agent.Flags = former, r.source
-		}
-	}
-	if former != nil {
+	if r.start = r.off; former != nil {
+		r.start = version{former, func(*Node) []string { return r.source }}
 		r.probed = tables.PathUnprobed
+	}
+	for _, n := range r.Nodes {
+		n.Agent.Command, n.Agent.Flags = r.start.command, r.start.flags(n)
 	}
 	require.NoError(t, r.StartAgents())
 	gateway := r.Nodes[1]
