@@ -35,9 +35,11 @@ type configParams struct {
 // theConfig is the one key of datapath-config.
 const theConfig uint32 = 0
 
-// deriveConfig keeps what the programs have to know of this node.
-func deriveConfig(p derive.Params, c configParams) error {
-	return derive.Register(p, derive.Rule[uint32]{
+func deriveConfig(p derive.Params, c configParams) error { return derive.Register(p, c.declare()) }
+
+// declare is the rule that keeps what the programs have to know of this node.
+func (c *configParams) declare() derive.Rule[uint32] {
+	return derive.Rule[uint32]{
 		Outputs: []statedb.TableMeta{c.Configs},
 		Inputs: []derive.Input[uint32]{
 			derive.FromIf(c.Nodes,
@@ -70,7 +72,7 @@ func deriveConfig(p derive.Params, c configParams) error {
 		Seed:  []uint32{theConfig},
 		Compute: derive.Each(
 			c.Configs, tables.DatapathConfigByIndex, (*tables.DatapathConfig).Equal, c.row),
-	})
+	}
 }
 
 func markConfig(_ statedb.ReadTxn, mark func(uint32)) { mark(theConfig) }
