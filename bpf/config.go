@@ -34,11 +34,14 @@ const (
 	ConfigEgressIPs
 	// ConfigLimits says that sluice_limits has entries.
 	ConfigLimits
+	// ConfigPaced says that the devices by which pods' packets leave this node wait for the time at
+	// which a packet is to depart.
+	ConfigPaced
 )
 
 var configFlagNames = []string{
 	"strict-source", "backstop", "flow-events", "allow-localhost", "network-policies", "floating",
-	"egress-ips", "limits",
+	"egress-ips", "limits", "paced",
 }
 
 func (f ConfigFlags) String() string { return flagsString(uint32(f), configFlagNames) }

@@ -22,7 +22,7 @@ const LedgerOn = "ledger_on"
 const (
 	LedgerMissed uint32 = iota // records that did not fit, counted by the programs
 	LedgerTold                 // how many of them the agent has written down as missing
-	LedgerReader               // a [LedgerReading]
+	LedgerReader               // a [LedgerReading], and above its byte the records in hand
 )
 
 // LedgerReading says what became of the agent that read a ledger.
@@ -113,14 +113,19 @@ func (l *Ledger) Missed() (missed, told uint64, err error) {
 // Tell notes how many missing records were told: it outlives the agent.
 func (l *Ledger) Tell(told uint64) error { return l.set(LedgerTold, told) }
 
+const readingBits = 8
+
 // Reading returns what the last agent has noted with SetReading.
-func (l *Ledger) Reading() (LedgerReading, error) {
+func (l *Ledger) Reading() (r LedgerReading, inHand uint64, err error) {
 	value, err := l.get(LedgerReader)
-	return LedgerReading(value), err
+	return LedgerReading(value & (1<<readingBits - 1)), value >> readingBits, err
 }
 
-// SetReading notes what becomes of the agent.
-func (l *Ledger) SetReading(r LedgerReading) error { return l.set(LedgerReader, uint64(r)) }
+// SetReading notes what becomes of the agent, and how many records at most it takes from the
+// buffer without having written them: so many are lost if it is killed.
+func (l *Ledger) SetReading(r LedgerReading, inHand uint64) error {
+	return l.set(LedgerReader, inHand<<readingBits|uint64(r))
+}
 
 func (l *Ledger) get(index uint32) (value uint64, err error) {
 	if err := l.Missing.Lookup(index, &value); err != nil {

@@ -25,6 +25,11 @@ const (
 	// LimitBurst is how much may pass at once after a pause, as time at the rate: enough for the
 	// bursts of TCP in a data center, and short against the second that a rate is of.
 	LimitBurst = 100 * time.Millisecond
+
+	// LimitHorizon is how long a packet may wait for its departure, with [ConfigPaced]: long enough
+	// that TCP sends less because of the wait before it loses packets, and well within the 10
+	// seconds beyond which fq itself drops packets by default.
+	LimitHorizon = 2 * time.Second
 )
 
 // LimitKey is the key of sluice_limits.

@@ -21,18 +21,27 @@ type Device struct {
 	MasterIndex int      `json:"masterIndex"`        // bridge, bond or VRF it belongs to, 0 if none
 	ParentIndex int      `json:"parentIndex"`        // peer of a veth, lower device of a VLAN..., 0 if none
 	PeerNetNSID int      `json:"peerNetNSID"`        // namespace ParentIndex is an index of, -1 for this one
+
+	// Qdiscs are the queueing disciplines in which packets wait that the device sends: that of its
+	// root, or if that is mq those of its queues, each once, in order.
+	Qdiscs []string `json:"qdiscs,omitempty"`
 }
+
+// Paces reports whether all packets that the device sends wait for their departure times.
+func (d *Device) Paces() bool { return slices.Equal(d.Qdiscs, []string{"fq"}) }
 
 // Equal reports whether two rows say the same.
 func (d *Device) Equal(o *Device) bool {
 	return d.Index == o.Index && d.Name == o.Name && slices.Equal(d.AltNames, o.AltNames) && d.Type == o.Type &&
 		d.Up == o.Up && d.OperUp == o.OperUp && d.MTU == o.MTU && d.MAC == o.MAC &&
-		d.MasterIndex == o.MasterIndex && d.ParentIndex == o.ParentIndex && d.PeerNetNSID == o.PeerNetNSID
+		d.MasterIndex == o.MasterIndex && d.ParentIndex == o.ParentIndex &&
+		d.PeerNetNSID == o.PeerNetNSID && slices.Equal(d.Qdiscs, o.Qdiscs)
 }
 
 // TableHeader implements [statedb.TableWritable].
 func (*Device) TableHeader() []string {
-	return []string{"Index", "Name", "AltNames", "Type", "Up", "OperUp", "MTU", "MAC", "Master", "Parent", "PeerNetNSID"}
+	return []string{"Index", "Name", "AltNames", "Type", "Up", "OperUp", "MTU", "MAC", "Master",
+		"Parent", "PeerNetNSID", "Qdiscs"}
 }
 
 // TableRow implements [statedb.TableWritable].
@@ -41,6 +50,7 @@ func (d *Device) TableRow() []string {
 		strconv.Itoa(d.Index), d.Name, listColumn(d.AltNames, ", "), d.Type,
 		strconv.FormatBool(d.Up), strconv.FormatBool(d.OperUp), strconv.Itoa(d.MTU), orDash(d.MAC),
 		indexColumn(d.MasterIndex), indexColumn(d.ParentIndex), netnsColumn(d.PeerNetNSID),
+		listColumn(d.Qdiscs, ", "),
 	}
 }
 

@@ -52,6 +52,7 @@ func TestDeviceEqual(t *testing.T) {
 		"MasterIndex": func(d *Device) { d.MasterIndex = 9 },
 		"ParentIndex": func(d *Device) { d.ParentIndex = 9 },
 		"PeerNetNSID": func(d *Device) { d.PeerNetNSID = 9 },
+		"Qdiscs":      func(d *Device) { d.Qdiscs = []string{"fq"} },
 	} {
 		other := base
 		change(&other)

@@ -82,6 +82,16 @@ func (a labelSelectors) anchor() string {
 	return AnyAnchor
 }
 
+// needsPodLabels reports whether it depends on more of a pod than its namespace whether the selector
+// selects it.
+func (a labelSelectors) needsPodLabels() bool {
+	requirements, _ := a.pods.Requirements()
+	return slices.ContainsFunc(requirements, func(r labels.Requirement) bool {
+		return r.Key() != podNamespaceLabel && r.Key() != podClusterLabel &&
+			!strings.HasPrefix(r.Key(), podNamespaceLabelsPart)
+	})
+}
+
 // required returns the one value that a selector requires of a label.
 func required(s labels.Selector, key string) (value string, ok bool) {
 	requirements, _ := s.Requirements()

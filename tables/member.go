@@ -155,6 +155,20 @@ func MembersOfNamespace(namespace string) statedb.Query[*Member] {
 var NewMemberTable = Declare("members", memberNumber, memberDigest, memberClass, memberNode,
 	memberUndesired, memberPending)
 
+// Precision says by which selectors the members of a class are told apart.
+type Precision string
+
+// The precisions, from the best one, in the order of their texts.
+const (
+	Exact Precision = "" // by all
+
+	// Coarse is by those that are not [SelectorSpec.Foreign]: no foreign selector allows anything
+	// to the members, and any that denies denies them.
+	Coarse Precision = "coarse"
+
+	Refused Precision = "refused" // by none: every ruleset drops it
+)
+
 // Class is a set of members that the rulesets in use treat in the same way: the same selectors in
 // use select them, and they have the same numbers for the names of ports in use.
 type Class struct {
@@ -163,14 +177,14 @@ type Class struct {
 	Digest    bpf.Digest  `json:"digest"`
 	Selectors []uint32    `json:"selectors,omitempty"` // numbers of selectors in use, in order
 	Ports     []NamedPort `json:"ports,omitempty"`     // in order
-	Refused   bool        `json:"refused,omitempty"`   // every ruleset drops it
+	Precision Precision   `json:"precision,omitempty"`
 
 	// Namespace is that of the pods that the class was made for: it counts for its share.
 	Namespace string `json:"namespace,omitempty"`
 }
 
 // ClassDigest identifies a class.
-func ClassDigest(selectors []uint32, ports []NamedPort, refused bool) bpf.Digest {
+func ClassDigest(selectors []uint32, ports []NamedPort, precision Precision) bpf.Digest {
 	var b []byte
 	for _, n := range selectors {
 		b = binary.BigEndian.AppendUint32(b, n)
@@ -180,31 +194,33 @@ func ClassDigest(selectors []uint32, ports []NamedPort, refused bool) bpf.Digest
 		b = append(b, p.String()...)
 		b = append(b, 0)
 	}
-	if refused {
-		b = append(b, 1)
-	}
+	b = append(b, precision...)
 	sum := sha256.Sum256(b)
 	return bpf.Digest(sum[:16])
 }
 
 // TableHeader implements [statedb.TableWritable].
 func (*Class) TableHeader() []string {
-	return []string{"Number", "Selectors", "Ports", "Undesired"}
+	return []string{"Number", "Selectors", "Ports", "Precision", "Undesired"}
 }
 
 // TableRow implements [statedb.TableWritable].
 func (c *Class) TableRow() []string {
-	selectors := fmt.Sprint(c.Selectors)
-	if c.Refused {
-		selectors = "refused"
+	return []string{
+		number(c.Number), fmt.Sprint(c.Selectors), fmt.Sprint(c.Ports), orDash(string(c.Precision)),
+		trueOrDash(c.Undesired),
 	}
-	return []string{number(c.Number), selectors, fmt.Sprint(c.Ports), trueOrDash(c.Undesired)}
 }
 
 // Selects reports whether a selector in use selects the members of the class.
 func (c *Class) Selects(selector uint32) bool {
 	_, found := slices.BinarySearch(c.Selectors, selector)
 	return found
+}
+
+// Omits reports whether the class does not tell whether a selector in use selects its members.
+func (c *Class) Omits(s *Selector) bool {
+	return c.Precision == Refused || c.Precision == Coarse && s.Foreign
 }
 
 // PortNames returns the names of ports that the class has numbers for, in the form http/tcp.
@@ -227,7 +243,8 @@ var (
 		func(c *Class) []string { return c.PortNames() })
 	classNamespace = IndexIf("namespace", StringKeys,
 		func(c *Class) (string, bool) { return c.Namespace, c.Namespace != "" })
-	classRefused   = FlagIndex("refused", func(c *Class) bool { return c.Refused })
+	classPrecision = IndexIf("precision", KeysOf(precisionKey, index.FromString),
+		func(c *Class) (Precision, bool) { return c.Precision, c.Precision != Exact })
 	classUndesired = FlagIndex("undesired", func(c *Class) bool { return c.Undesired })
 
 	// ClassByNumber queries a class by its number.
@@ -245,13 +262,15 @@ var (
 	// ClassesByNamespace queries the classes that were made for pods of a namespace.
 	ClassesByNamespace = classNamespace.Query
 
-	// ClassesRefused queries, by true, the classes that every ruleset drops.
-	ClassesRefused = classRefused.Query
+	// ClassesByPrecision queries the classes that are not [Exact], by their precision.
+	ClassesByPrecision = classPrecision.Query
 
 	// ClassesUndesired queries, by true, the classes without members.
 	ClassesUndesired = classUndesired.Query
 )
 
+func precisionKey(p Precision) index.Key { return index.String(string(p)) }
+
 // NewClassTable creates the table of classes.
 var NewClassTable = Declare("peer-classes", classNumber, classDigest, classSelector, classPort,
-	classNamespace, classRefused, classUndesired)
+	classNamespace, classPrecision, classUndesired)

@@ -22,6 +22,10 @@ type Rule struct {
 	AnyPeer bool     `json:"anyPeer,omitempty"`
 	Peers   []uint32 `json:"peers,omitempty"` // numbers of selectors, in order
 
+	// DeniesCoarse is set if the rule denies what a foreign selector selects: it denies all
+	// [Coarse] classes, as these do not tell whether the selector selects their members.
+	DeniesCoarse bool `json:"deniesCoarse,omitempty"`
+
 	// Ports are those of the destination; none are all, of every protocol. Names of ports
 	// of the subject itself, in ingress rules, are resolved; those of peers, in egress rules,
 	// are not.
@@ -99,6 +103,11 @@ func (r *Ruleset) PeerPorts() []string {
 	return names
 }
 
+// DeniesCoarse reports whether a rule denies coarse classes.
+func (r *Ruleset) DeniesCoarse() bool {
+	return slices.ContainsFunc(r.Rules, func(rule *Rule) bool { return rule.DeniesCoarse })
+}
+
 // TableHeader implements [statedb.TableWritable].
 func (*Ruleset) TableHeader() []string {
 	return []string{"Number", "Policies", "Rules", "TooLarge", "Undesired"}
@@ -127,6 +136,7 @@ var (
 		func(r *Ruleset) []string { return r.PeerPorts() })
 	rulesetPolicy = IndexEach("policy", PolicyKeys,
 		func(r *Ruleset) []PolicyID { return r.Policies })
+	rulesetCoarse    = FlagIndex("denies-coarse", (*Ruleset).DeniesCoarse)
 	rulesetTooLarge  = FlagIndex("too-large", func(r *Ruleset) bool { return r.TooLarge != "" })
 	rulesetUndesired = FlagIndex("undesired", func(r *Ruleset) bool { return r.Undesired })
 
@@ -145,6 +155,9 @@ var (
 	// RulesetsByPolicy queries the rulesets with rules of a policy.
 	RulesetsByPolicy = rulesetPolicy.Query
 
+	// RulesetsDenyingCoarse queries, by true, the rulesets with a rule that denies coarse classes.
+	RulesetsDenyingCoarse = rulesetCoarse.Query
+
 	// RulesetsTooLarge queries, by true, the rulesets that isolate pods as their policies are
 	// too large.
 	RulesetsTooLarge = rulesetTooLarge.Query
@@ -156,7 +169,7 @@ var (
 // NewRulesetTable creates the table of rulesets.
 var NewRulesetTable = Declare("rulesets", rulesetNumber, rulesetDigest, rulesetSelector,
 	rulesetPort,
-	rulesetPolicy, rulesetTooLarge, rulesetUndesired)
+	rulesetPolicy, rulesetCoarse, rulesetTooLarge, rulesetUndesired)
 
 // CompiledPolicy says that the rulesets of all label sets that a network policy, or an egress
 // policy, selects have its rules.

@@ -60,6 +60,10 @@ type SelectorSpec struct {
 
 	// Peers are several only if all are of [PeerCIDR].
 	Peers []PolicyPeer `json:"peers"`
+
+	// Foreign is set if the policies with the selector are of one namespace, and it tells pods of
+	// another namespace apart. Two selectors with the same text differ by it.
+	Foreign bool `json:"foreign,omitempty"`
 }
 
 // IsFamily reports whether a peer is all addresses of a family, which all addresses of a member
@@ -70,13 +74,18 @@ func IsFamily(p PolicyPeer) bool {
 
 // Digest identifies the selector.
 func (s SelectorSpec) Digest() bpf.Digest {
-	sum := sha256.Sum256([]byte(s.Text))
+	text := []byte(s.Text)
+	if s.Foreign {
+		text = append(text, 0)
+	}
+	sum := sha256.Sum256(text)
 	return bpf.Digest(sum[:16])
 }
 
-// SelectorSpecs returns the selectors that peers of one rule stand for, each once, in order
-// of text. Peers that match everything or nothing stand for none.
-func SelectorSpecs(peers []PolicyPeer) []SelectorSpec {
+// SelectorSpecs returns the selectors that peers of one rule of a policy stand for, each once, in
+// order of text. Peers that match everything or nothing stand for none. The namespace is that of
+// the policy, empty if it is cluster-wide.
+func SelectorSpecs(peers []PolicyPeer, namespace string) []SelectorSpec {
 	var specs []SelectorSpec
 	var cidrs []PolicyPeer
 	for _, p := range peers {
@@ -96,7 +105,27 @@ func SelectorSpecs(peers []PolicyPeer) []SelectorSpec {
 		specs = append(specs, SelectorSpec{Text: strings.Join(texts(cidrs), ", "), Peers: cidrs})
 	}
 	slices.SortFunc(specs, func(a, b SelectorSpec) int { return strings.Compare(a.Text, b.Text) })
-	return slices.CompactFunc(specs, func(a, b SelectorSpec) bool { return a.Text == b.Text })
+	specs = slices.CompactFunc(specs, func(a, b SelectorSpec) bool { return a.Text == b.Text })
+	for i := range specs {
+		specs[i].Foreign = namespace != "" && slices.ContainsFunc(specs[i].Peers,
+			func(p PolicyPeer) bool { return p.dividesOthers(namespace) })
+	}
+	return specs
+}
+
+// dividesOthers reports whether a peer may match some pods of a namespace other than one, and not
+// others of it.
+func (p PolicyPeer) dividesOthers(namespace string) bool {
+	switch p.Kind {
+	case PeerPods:
+		m, err := NewPodMatcher(p.Pods)
+		return err != nil || m.dividesOthers(namespace)
+	case PeerCIDR, PeerCIDRGroups:
+		return !IsFamily(p)
+	case PeerServices:
+		return true
+	}
+	return false
 }
 
 func texts(peers []PolicyPeer) []string {
@@ -223,11 +252,13 @@ func (s *Selector) Contains(p netip.Prefix) bool {
 }
 
 // TableHeader implements [statedb.TableWritable].
-func (*Selector) TableHeader() []string { return []string{"Number", "Expression", "Undesired"} }
+func (*Selector) TableHeader() []string {
+	return []string{"Number", "Expression", "Foreign", "Undesired"}
+}
 
 // TableRow implements [statedb.TableWritable].
 func (s *Selector) TableRow() []string {
-	return []string{number(s.Number), s.Text, trueOrDash(s.Undesired)}
+	return []string{number(s.Number), s.Text, trueOrDash(s.Foreign), trueOrDash(s.Undesired)}
 }
 
 var (

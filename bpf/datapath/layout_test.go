@@ -224,6 +224,8 @@ var constants = map[string]uint64{
 	"CONFIG_LIMITS":           uint64(bpf.ConfigLimits),
 	"LIMIT_BUCKETS":           bpf.LimitBuckets,
 	"LIMIT_BURST":             uint64(bpf.LimitBurst),
+	"CONFIG_PACED":            uint64(bpf.ConfigPaced),
+	"LIMIT_HORIZON":           uint64(bpf.LimitHorizon),
 	"SHARED_PORT_RANGES":      bpf.SharedPortRanges,
 	"TUPLE_OUT":               uint64(ctmap.Out), "TUPLE_IN": uint64(ctmap.In), "TUPLE_RELATED": uint64(ctmap.Related),
 	"TUPLE_SERVICE": uint64(ctmap.Service),

@@ -17,6 +17,9 @@ import (
 	"github.com/sluice-net/sluice/bpf/datapath/packettest"
 )
 
+// fast is a rate, in bytes a second, at which packets hardly fill a bucket.
+const fast = 1 << 40
+
 var limitedPolicy = bpf.PolicyCookie(packettest.EgressPolicy)
 
 // limit gives the policy limits, in bytes a second.
@@ -91,7 +94,6 @@ func (f *fixture) limitedWays(transport string) map[string]limitedWay {
 // TestLimits: what is over a limit is dropped, at each place where a gateway translates, in the
 // direction in which it is over, and does not count as traffic. Limits change and go at once.
 func TestLimits(t *testing.T) {
-	const fast = 1 << 40
 	other := map[bpf.Direction]bpf.Direction{
 		bpf.DirectionEgress: bpf.DirectionIngress, bpf.DirectionIngress: bpf.DirectionEgress,
 	}

@@ -212,6 +212,7 @@ struct traffic_owner {
 
 #define LIMIT_BUCKETS 16384
 #define LIMIT_BURST 100000000 /* nanoseconds at the rate */
+#define LIMIT_HORIZON 2000000000 /* nanoseconds that a packet may wait for its departure */
 
 struct bucket_key {
 	struct address pod; /* none: all of the policy's */

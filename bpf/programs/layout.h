@@ -397,6 +397,7 @@ enum config_flags {
 	CONFIG_FLOATING = 1 << 5, /* sluice_votes has entries */
 	CONFIG_EGRESS_IPS = 1 << 6, /* there may be egress addresses that move */
 	CONFIG_LIMITS = 1 << 7, /* sluice_limits has entries */
+	CONFIG_PACED = 1 << 8, /* devices by which pods' packets leave wait for departure times */
 };
 
 struct config_value {

@@ -4,7 +4,15 @@
  * direction on this node. A bucket is a time in the future, which each packet puts off by as
  * long as its bytes take at the rate (the generic cell rate algorithm). A packet that finds
  * it further away than the burst is dropped. Of several segments that the kernel handles as
- * one packet, headers count once. */
+ * one packet, headers count once.
+ *
+ * Where the devices by which packets leave have the queueing discipline fq, a packet from a pod
+ * gets that time as its departure instead, and is dropped only if that is beyond a horizon. The
+ * kernel keeps a departure time of CLOCK_MONOTONIC on the ways that these packets go from here:
+ * bpf_redirect and bpf_redirect_neigh call skb_clear_tstamp, which leaves it (5.18 and later),
+ * VXLAN puts its headers around the same skb, and skb_scrub_packet, which it calls, clears no
+ * time within a network namespace. fq reads it as it is, and its own horizon is further away. A
+ * device without fq sends at once: then the rate is kept, with bursts as long as the horizon. */
 
 #pragma once
 
@@ -23,34 +31,45 @@ static __always_inline struct bucket_value *find_bucket(const struct bucket_key 
 	return bpf_map_lookup_elem(&sluice_buckets, key);
 }
 
-/* Reports whether there is no room in a bucket. All CPUs raise it to the present before they
- * add to it, so what has been added is never lost. On several CPUs at once each may find room
- * for one packet more: these count too, and the rate is kept. */
-static __always_inline bool is_full(struct bucket_value *b, __u64 now)
+#define LIMIT_PACED (1 << 1) /* beside enum direction: the packet may wait at a device */
+
+/* Reports whether a bucket is full until later than a time. All CPUs raise it to the present
+ * before they add to it, so what has been added is never lost. On several CPUs at once each may
+ * find room for one packet more: these count too, and the rate is kept. */
+static __always_inline bool is_full(struct bucket_value *b, __u64 now, __u64 latest)
 {
 	__u64 time = *(volatile __u64 *)&b->time;
 
 	if (time < now)
 		__sync_val_compare_and_swap(&b->time, time, now);
-	return time > now + LIMIT_BURST;
+	return time > latest;
 }
 
-static __always_inline void add_to(struct bucket_value *b, __u32 bytes, __u64 rate)
+/* Returns the time until which the bucket was full before. */
+static __always_inline __u64 add_to(struct bucket_value *b, __u32 bytes, __u64 rate)
 {
-	__sync_fetch_and_add(&b->time, bytes * SECOND / rate);
+	return __sync_fetch_and_add(&b->time, bytes * SECOND / rate);
+}
+
+/* Has a packet wait for a time, unless the pod itself has it wait longer. */
+static __always_inline void depart_at(struct __sk_buff *ctx, __u64 time)
+{
+	if (ctx->tstamp_type != BPF_SKB_TSTAMP_DELIVERY_MONO || ctx->tstamp < time)
+		bpf_skb_set_tstamp(ctx, time, BPF_SKB_TSTAMP_DELIVERY_MONO);
 }
 
 /* Reports whether a packet of a translation, with a counter and since a time in seconds, is
- * more than the limits of its policy allow. If it is not, it counts. */
-SUBPROGRAM int exceeds_limit(__u32 counter, __u32 began, const struct address *pod,
-			     __u32 direction, __u32 bytes)
+ * more than the limits of its policy allow. If it is not, it counts. how is the direction, and
+ * LIMIT_PACED. */
+SUBPROGRAM int exceeds_limit(struct __sk_buff *ctx, __u32 counter, __u32 began,
+			     const struct address *pod, __u32 how)
 {
+	__u64 rate, pod_rate, now, latest, all_until = 0, own_until = 0;
 	struct bucket_value *all = NULL, *own = NULL;
 	const struct traffic_owner *owner;
 	const struct traffic_count *count;
 	const struct limit_value *limit;
 	struct bucket_key key = {};
-	__u64 rate, pod_rate, now;
 
 	if (!pod)
 		return 0;
@@ -59,38 +78,45 @@ SUBPROGRAM int exceeds_limit(__u32 counter, __u32 began, const struct address *p
 	if (!owner || !count || began <= count->since)
 		return 0;
 	key.policy = owner->policy;
-	key.direction = direction;
+	key.direction = how & ~LIMIT_PACED;
 	limit = bpf_map_lookup_elem(&sluice_limits, &key.policy);
 	if (!limit)
 		return 0;
 	rate = limit->rate;
 	pod_rate = limit->pod_rate;
 	now = bpf_ktime_get_ns();
+	latest = now + (how & LIMIT_PACED ? LIMIT_HORIZON : LIMIT_BURST);
 	if (rate) {
 		all = find_bucket(&key, now);
-		if (all && is_full(all, now))
+		if (all && is_full(all, now, latest))
 			return 1;
 	}
 	if (pod_rate) {
 		key.pod = *pod;
 		own = find_bucket(&key, now);
-		if (own && is_full(own, now))
+		if (own && is_full(own, now, latest))
 			return 1;
 	}
 	if (all)
-		add_to(all, bytes, rate);
+		all_until = add_to(all, ctx->len, rate);
 	if (own)
-		add_to(own, bytes, pod_rate);
+		own_until = add_to(own, ctx->len, pod_rate);
+	if (all_until < own_until)
+		all_until = own_until;
+	if (how & LIMIT_PACED && all_until > now)
+		depart_at(ctx, all_until);
 	return 0;
 }
 
 /* Returns 0 if a packet of a translation is within the limits of its policy, or why it is
- * dropped, negative. Traffic without a counter has no limit. */
+ * dropped, negative. Traffic without a counter has no limit. how is as above. */
 static __always_inline int within_limit(struct __sk_buff *ctx, const struct config_value *cfg,
 					__u32 counter, __u32 began, const struct address *pod,
-					__u32 direction)
+					__u32 how)
 {
 	if (!(cfg->flags & CONFIG_LIMITS) || !counter)
 		return 0;
-	return exceeds_limit(counter, began, pod, direction, ctx->len) ? -REASON_BANDWIDTH : 0;
+	if (!(cfg->flags & CONFIG_PACED))
+		how &= ~LIMIT_PACED;
+	return exceeds_limit(ctx, counter, began, pod, how) ? -REASON_BANDWIDTH : 0;
 }

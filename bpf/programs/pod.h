@@ -58,7 +58,7 @@ static __always_inline int to_gateway(struct __sk_buff *ctx, struct packet *p, s
 				      const struct config_value *cfg)
 {
 	const struct address none = {};
-	bool is_here;
+	bool is_here, moving;
 	int err;
 
 	if (cfg->flags & CONFIG_EGRESS_IPS) {
@@ -74,8 +74,11 @@ static __always_inline int to_gateway(struct __sk_buff *ctx, struct packet *p, s
 	err = is_here ? hop(ctx, p) : 0;
 	if (err)
 		return err;
+	/* A packet does not wait behind to_netdev with an address that may move away meanwhile. */
+	moving = d->of_block && d->exit != cfg->overlay_ifindex;
 	err = translate(ctx, p, d, cfg, &none) ?:
-	      within_limit(ctx, cfg, d->counter, d->began, &p->flow.saddr, DIRECTION_EGRESS);
+	      within_limit(ctx, cfg, d->counter, d->began, &p->flow.saddr,
+			   DIRECTION_EGRESS | (moving ? 0 : LIMIT_PACED));
 	if (err)
 		return err;
 	count_traffic(d->counter, d->began, ctx->len, DIRECTION_EGRESS);

@@ -21,7 +21,7 @@ import (
 
 // The maps are too small for some rulesets, and for some classes. What a policy denies is denied
 // at any moment. What is denied beside that is of a pod whose ruleset is too large, or of a peer
-// whose class is refused.
+// whose class is coarse or refused.
 func TestRandomRefusals(t *testing.T) {
 	var refusals atomic.Int64
 	t.Run("seeds", func(t *testing.T) {
@@ -67,7 +67,7 @@ func (g *policyGenerator) failsClosed(ctx context.Context) (denied int64, err er
 			verdict, _ := policyInKernel(r, p, w.HostAllowed)
 			switch {
 			case (verdict == allowed) == allow:
-			case allow && (g.isTooLarge(txn, p.Subject) || g.isRefused(txn, p.Peer)):
+			case allow && (g.isTooLarge(txn, p.Subject) || g.isImprecise(txn, p.Peer)):
 				denied++
 			default:
 				err = errors.Join(err, fmt.Errorf("%s: by the maps %s, by the policies %s, %s",
@@ -92,8 +92,8 @@ func (g *policyGenerator) isTooLarge(txn statedb.ReadTxn, addr netip.Addr) bool 
 	return found && ruleset.TooLarge != ""
 }
 
-// isRefused reports whether an address is in a class that every ruleset denies.
-func (g *policyGenerator) isRefused(txn statedb.ReadTxn, addr netip.Addr) bool {
+// isImprecise reports whether an address is in a class that leaves selectors out.
+func (g *policyGenerator) isImprecise(txn statedb.ReadTxn, addr netip.Addr) bool {
 	prefix := netip.PrefixFrom(addr, addr.BitLen())
 	row, _, found := g.desire.IPCache.Get(txn, tables.IPCacheByPrefix(prefix))
 	if !found {
@@ -104,5 +104,5 @@ func (g *policyGenerator) isRefused(txn statedb.ReadTxn, addr netip.Addr) bool {
 		return false
 	}
 	class, _, found := g.desire.Classes.Get(txn, tables.ClassByNumber(member.Class))
-	return found && class.Refused
+	return found && class.Precision != tables.Exact
 }

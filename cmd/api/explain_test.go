@@ -197,10 +197,10 @@ func TestClasses(t *testing.T) {
 	db := statedb.New()
 	office := tables.SelectorSpecs([]tables.PolicyPeer{
 		{Kind: tables.PeerCIDR, PeerPrefixes: &tables.PeerPrefixes{CIDR: netip.MustParsePrefix("203.0.113.0/24")}},
-	})[0]
+	}, "")[0]
 	tablestest.Open(t, db, tables.NewClassTable,
 		&tables.Class{Life: tables.Life{Number: 7}, Digest: bpf.Digest{7}, Selectors: []uint32{4, 5}},
-		&tables.Class{Life: tables.Life{Number: 8}, Digest: bpf.Digest{8}, Refused: true})
+		&tables.Class{Life: tables.Life{Number: 8}, Digest: bpf.Digest{8}, Precision: tables.Refused})
 	h := &handlers{db: db, limits: newLimits()}
 	_, body := h.ask("/tables/peer-classes")
 	require.Regexp(t, `(?m)^7 +4 \| 5 `, body)
@@ -209,7 +209,7 @@ func TestClasses(t *testing.T) {
 	})
 	_, body = h.ask("/tables/peer-classes")
 	require.Regexp(t, `(?m)^7 +203\.0\.113\.0/24 \| 5 `, body)
-	require.Regexp(t, `(?m)^8 +refused `, body)
+	require.Regexp(t, `(?m)^8 +- +\[\] +refused `, body)
 }
 
 // What a question costs over HTTP, without the connection.

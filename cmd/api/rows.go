@@ -49,9 +49,6 @@ func (h *handlers) row(txn statedb.ReadTxn, table statedb.AnyTable, row any) []s
 // class returns the row of a class, with the expressions of its selectors.
 func (h *handlers) class(txn statedb.ReadTxn, class *tables.Class) []string {
 	cells := class.TableRow()
-	if class.Refused {
-		return cells
-	}
 	texts := make([]string, len(class.Selectors))
 	for i, number := range class.Selectors {
 		texts[i] = h.selector(txn, number)

@@ -6,15 +6,21 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/tools/clientcmd"
 
+	"github.com/sluice-net/sluice/cmd/agent"
+	"github.com/sluice-net/sluice/sources/objects"
 	"github.com/sluice-net/sluice/tables"
 )
 
@@ -26,18 +32,37 @@ func newGatewayCommand() *cobra.Command {
 }
 
 func newDrainCommand() *cobra.Command {
-	return newGatewayNodeCommand(&cobra.Command{
+	var wait time.Duration
+	cmd := newGatewayNodeCommand(&cobra.Command{
 		Use:   "drain NODE",
 		Short: "Have new connections leave by other gateways",
-		Long: `Have new connections leave by other gateways than a node, as kubectl cordon does too.
-Connections that leave by it keep it until they end: sluice nat count, on the node, says how
-many there are. If policies have no other gateway, the node stays theirs.
+		Long: `Have new connections leave by other gateways than a node, as kubectl cordon does too,
+and wait until it reports that no policy has it as gateway. Addresses of pools move to other
+nodes, with their connections. Other connections that leave by the node keep it until they end:
+sluice nat count, on the node, says how many there are. A policy that has no other gateway
+keeps the node: the exit code is 1 then, when the time to wait is up.
 
-The command sets the annotation ` + tables.DrainAnnotation + ` of the Node, with the rights
-of a kubeconfig.`,
+The command sets the annotation ` + tables.DrainAnnotation + ` of the Node, and reads the node's
+NodeReport, with the rights of a kubeconfig.`,
 		Example: `  sluice gateway drain node-2
+  sluice gateway drain node-2 --wait 0
   sluice gateway undrain node-2`,
-	}, "true", "drained: new connections leave by other gateways")
+	}, func(ctx context.Context, n gatewayNode) error {
+		if wait < 0 {
+			return agent.UsageErrorf("--wait: want 0 or more")
+		}
+		if err := n.annotate(ctx, "true"); err != nil {
+			return err
+		}
+		n.say("drained: new connections leave by other gateways")
+		if wait == 0 {
+			return nil
+		}
+		return n.awaitDrained(ctx, wait)
+	})
+	cmd.Flags().DurationVar(&wait, "wait", 2*time.Minute,
+		"for how long to wait until no policy has the node as gateway; 0: do not wait")
+	return cmd
 }
 
 func newUndrainCommand() *cobra.Command {
@@ -47,50 +72,134 @@ func newUndrainCommand() *cobra.Command {
 		Long: `Undo sluice gateway drain: the node may be elected again. A Node that is cordoned stays
 drained until kubectl uncordon.`,
 		Example: "  sluice gateway undrain node-2",
-	}, nil, "no longer drained")
+	}, func(ctx context.Context, n gatewayNode) error {
+		if err := n.annotate(ctx, nil); err != nil {
+			return err
+		}
+		n.say("no longer drained")
+		return nil
+	})
 }
 
-// newGatewayNodeCommand completes a command that gives a Node's annotation a value; nil removes it.
-func newGatewayNodeCommand(cmd *cobra.Command, value any, done string) *cobra.Command {
+// newGatewayNodeCommand completes a command that does something with a Node.
+func newGatewayNodeCommand(
+	cmd *cobra.Command, do func(context.Context, gatewayNode) error,
+) *cobra.Command {
 	cmd.Args = args("NODE")
 	kubeconfig := cmd.Flags().String("kubeconfig", "",
 		"of the cluster; empty: as kubectl finds it, or the service account of the pod")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		ctx, stop := untilInterrupted(cmd.Context())
 		defer stop()
-		if err := annotateNode(ctx, *kubeconfig, args[0], value); err != nil {
-			return err
+		rules := clientcmd.NewDefaultClientConfigLoadingRules()
+		rules.ExplicitPath = *kubeconfig
+		loader := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, nil)
+		config, err := loader.ClientConfig()
+		if err != nil {
+			return fmt.Errorf("find the API server: %w", err)
 		}
-		fmt.Fprintf(cmd.OutOrStdout(), "node %s: %s\n", args[0], done)
-		return nil
+		client, err := dynamic.NewForConfig(config)
+		if err != nil {
+			return fmt.Errorf("connect to the API server: %w", err)
+		}
+		return do(ctx, gatewayNode{client, args[0], cmd.OutOrStdout()})
 	}
 	return cmd
 }
 
-func annotateNode(ctx context.Context, kubeconfig, node string, value any) error {
-	const timeout = 30 * time.Second
-	rules := clientcmd.NewDefaultClientConfigLoadingRules()
-	rules.ExplicitPath = kubeconfig
-	config, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, nil).ClientConfig()
-	if err != nil {
-		return fmt.Errorf("find the API server: %w", err)
-	}
-	client, err := dynamic.NewForConfig(config)
-	if err != nil {
-		return fmt.Errorf("connect to the API server: %w", err)
-	}
+// gatewayNode is a Node that may be a gateway.
+type gatewayNode struct {
+	client dynamic.Interface
+	name   string
+	out    io.Writer
+}
+
+func (n gatewayNode) say(text string) { fmt.Fprintf(n.out, "node %s: %s\n", n.name, text) }
+
+// requestTimeout is how long a request to the API server may take.
+const requestTimeout = 30 * time.Second
+
+// annotate gives the annotation that drains the Node a value; nil removes it.
+func (n gatewayNode) annotate(ctx context.Context, value any) error {
 	patch, err := json.Marshal(map[string]any{
 		"metadata": map[string]any{"annotations": map[string]any{tables.DrainAnnotation: value}},
 	})
 	if err != nil {
-		return fmt.Errorf("make the patch of node %s: %w", node, err)
+		return fmt.Errorf("make the patch of node %s: %w", n.name, err)
 	}
-	ctx, cancel := context.WithTimeout(ctx, timeout)
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
-	_, err = client.Resource(corev1.SchemeGroupVersion.WithResource("nodes")).
-		Patch(ctx, node, types.MergePatchType, patch, metav1.PatchOptions{FieldManager: "sluice-gateway"})
+	_, err = n.client.Resource(corev1.SchemeGroupVersion.WithResource("nodes")).Patch(ctx, n.name,
+		types.MergePatchType, patch, metav1.PatchOptions{FieldManager: "sluice-gateway"})
 	if err != nil {
-		return fmt.Errorf("annotate node %s: %w", node, err)
+		return fmt.Errorf("annotate node %s: %w", n.name, err)
 	}
 	return nil
+}
+
+// awaitDrained waits until the node reports that traffic of no policy leaves by it.
+func (n gatewayNode) awaitDrained(ctx context.Context, most time.Duration) error {
+	deadline := time.After(most)
+	for {
+		report, err := n.report(ctx)
+		if apierrors.IsNotFound(err) {
+			n.say("it has no NodeReport: whether policies still have it as gateway is not known")
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		users := gatewayUsers(report)
+		if len(users) == 0 {
+			n.say("no policy has it as gateway any more")
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-deadline:
+			return fmt.Errorf("node %s is drained, but after %s it is still the gateway of %s: "+
+				"a policy without another gateway keeps it", n.name, most, strings.Join(users, ", "))
+		case <-time.After(reportInterval):
+		}
+	}
+}
+
+// reportInterval is how often a NodeReport is read: nodes write theirs each five seconds at most.
+const reportInterval = time.Second
+
+// report reads the NodeReport of the node.
+func (n gatewayNode) report(ctx context.Context) (*tables.ReportContents, error) {
+	kind := objects.NodeReportKind()
+	resource := schema.GroupVersionResource{
+		Group: kind.Group, Version: kind.Version, Resource: kind.Resource,
+	}
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	object, err := n.client.Resource(resource).Get(ctx, n.name, metav1.GetOptions{})
+	if err != nil {
+		return nil, fmt.Errorf("read NodeReport %s: %w", n.name, err)
+	}
+	var report struct {
+		Status tables.ReportContents `json:"status"`
+	}
+	text, err := object.MarshalJSON()
+	if err == nil {
+		err = json.Unmarshal(text, &report)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("parse NodeReport %s: %w", n.name, err)
+	}
+	return &report.Status, nil
+}
+
+// gatewayUsers returns the policies whose traffic leaves by the node of a report, with its
+// addresses.
+func gatewayUsers(report *tables.ReportContents) (users []string) {
+	for _, p := range report.Policies {
+		if len(p.EgressIPs) > 0 {
+			users = append(users, fmt.Sprintf("%s %v", p.Policy, p.EgressIPs))
+		}
+	}
+	return users
 }

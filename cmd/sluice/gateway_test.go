@@ -10,29 +10,37 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 )
 
-// TestGatewayDrain: the commands patch the annotation of the Node, and nothing else.
+// TestGatewayDrain: the commands patch the annotation of the Node, and nothing else. The first one
+// waits until no policy has the node as gateway, by what the node reports.
 func TestGatewayDrain(t *testing.T) {
-	var requests []string
+	const policies = `{"policy":"CiliumEgressGatewayPolicy/a","wanted":1,"programmed":1,"egressIPs":%s}`
+	var requests, reports []string
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		body, err := io.ReadAll(r.Body)
 		if err != nil {
 			t.Error(err)
 		}
-		requests = append(requests,
-			fmt.Sprintln(r.Method, r.URL.Path, r.Header.Get("Content-Type"), string(body)))
+		requests = append(requests, strings.TrimSpace(fmt.Sprintln(
+			r.Method, r.URL.Path, r.Header.Get("Content-Type"), string(body))))
 		w.Header().Set("Content-Type", "application/json")
-		if r.URL.Path != "/api/v1/nodes/node-2" {
+		switch {
+		case r.URL.Path == "/api/v1/nodes/node-2":
+			fmt.Fprint(w, `{"kind":"Node","apiVersion":"v1","metadata":{"name":"node-2"}}`)
+		case r.Method == http.MethodGet && len(reports) > 0:
+			fmt.Fprintf(w, `{"kind":"NodeReport","apiVersion":"sluice.io/v1alpha1",
+				"metadata":{"name":"node-2"},"status":{"policies":[`+policies+`]}}`, reports[0])
+			reports = reports[min(1, len(reports)-1):]
+		default:
 			w.WriteHeader(http.StatusNotFound)
-			fmt.Fprint(w, `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"NotFound","code":404,
-				"message":"nodes \"node-9\" not found"}`)
-			return
+			fmt.Fprint(w, `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"NotFound",
+				"code":404,"message":"not found"}`)
 		}
-		fmt.Fprint(w, `{"kind":"Node","apiVersion":"v1","metadata":{"name":"node-2"}}`)
 	}))
 	defer server.Close()
 	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
@@ -49,17 +57,38 @@ current-context: c
 		code = run(t.Context(), append(args, "--kubeconfig="+kubeconfig), &stdout, &stderr)
 		return code, stdout.String(), stderr.String()
 	}
+	const patch = "PATCH /api/v1/nodes/node-2 application/merge-patch+json "
+	const drain = patch + `{"metadata":{"annotations":{"sluice.net/drain-gateway":"true"}}}`
+	const read = "GET /apis/sluice.io/v1alpha1/nodereports/node-2"
+
+	reports = []string{`["192.0.2.7"]`, `[]`}
 	code, out, _ := command("gateway", "drain", "node-2")
 	require.Equal(t, exitOK, code)
 	require.Contains(t, out, "node node-2: drained")
+	require.Contains(t, out, "node node-2: no policy has it as gateway any more")
+	require.Equal(t, []string{drain, read, read}, requests)
+
+	reports = []string{`["192.0.2.7"]`}
+	code, _, complaint := command("gateway", "drain", "node-2", "--wait=1ms")
+	require.Equal(t, exitError, code)
+	require.Contains(t, complaint, "still the gateway of CiliumEgressGatewayPolicy/a [192.0.2.7]")
+	code, _, _ = command("gateway", "drain", "node-2", "--wait=-1s")
+	require.Equal(t, exitUsage, code)
+
+	reports = nil
+	code, out, _ = command("gateway", "drain", "node-2")
+	require.Equal(t, exitOK, code)
+	require.Contains(t, out, "is not known")
+
+	requests = nil
+	code, _, _ = command("gateway", "drain", "node-2", "--wait=0")
+	require.Equal(t, exitOK, code)
 	code, _, _ = command("gateway", "undrain", "node-2")
 	require.Equal(t, exitOK, code)
-	const patch = "PATCH /api/v1/nodes/node-2 application/merge-patch+json "
 	require.Equal(t, []string{
-		patch + `{"metadata":{"annotations":{"sluice.net/drain-gateway":"true"}}}` + "\n",
-		patch + `{"metadata":{"annotations":{"sluice.net/drain-gateway":null}}}` + "\n",
+		drain, patch + `{"metadata":{"annotations":{"sluice.net/drain-gateway":null}}}`,
 	}, requests)
-	code, _, complaint := command("gateway", "drain", "node-9")
+	code, _, complaint = command("gateway", "drain", "node-9")
 	require.Equal(t, exitError, code)
 	require.Contains(t, complaint, "annotate node node-9")
 	code, _, complaint = command("gateway", "drain")

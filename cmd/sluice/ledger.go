@@ -23,14 +23,17 @@ var ledgerProtocols = []string{"TCP", "UDP", "ICMP", "ICMPV6"}
 
 func newLedgerCommand() *cobra.Command {
 	var file, at, to, protocol string
+	var within time.Duration
 	cmd := &cobra.Command{
 		Use:   "ledger ADDRESS[:PORT]",
 		Short: "Find out which pod had an egress address and port",
 		Long: `Find out which pods had an egress address and port, towards which destinations, and
 from when to when. It reads the files that an agent of this node, as the gateway
 with the address, has written with --ledger-file. Without a port it is all ports.
-A pod that still has it has no end. An end with "evicted" or "unknown" is the
-latest that it can be. What is missing in the files is told on standard error.`,
+A time without fraction is that whole second. A pod that still has it has no end.
+An end with "evicted" or "unknown" is the latest that it can be; one that is
+unknown and has no time may be among missing records. What is missing in the
+files, and whether the clock was set, is told on standard error.`,
 		Example: `  sluice ledger 203.0.113.102:40001 --at 2026-11-24T12:00:00Z
   sluice ledger 203.0.113.102 --at 2026-11-24T12:00:00Z --to 198.51.100.10:443
   sluice ledger [2001:db8::7]:40001 -o json`,
@@ -39,6 +42,8 @@ latest that it can be. What is missing in the files is told on standard error.`,
 	flags := cmd.Flags()
 	flags.StringVar(&file, "file", ledger.DefaultFile, "file that --ledger-file of the agent names")
 	flags.StringVar(&at, "at", "", "time of the question, as 2026-11-24T12:00:00Z; empty: any")
+	flags.DurationVar(&within, "within", 0,
+		"by how much the clock of --at may differ from this node's, as 5s")
 	flags.StringVar(&to, "to", "", "destination, as ADDRESS or ADDRESS:PORT; empty: any")
 	flags.StringVar(&protocol, "protocol", "", "TCP, UDP, ICMP or ICMPv6; empty: any")
 	out := tableOutputFlag(flags)
@@ -58,9 +63,17 @@ latest that it can be. What is missing in the files is told on standard error.`,
 			}
 		}
 		if at != "" {
-			if q.At, err = time.Parse(time.RFC3339, at); err != nil {
+			if q.From, err = time.Parse(time.RFC3339, at); err != nil {
 				return agent.UsageErrorf("--at %q: want a time such as 2026-11-24T12:00:00Z", at)
 			}
+			q.To = q.From
+			if q.From.Nanosecond() == 0 {
+				q.To = q.From.Add(time.Second - 1)
+			}
+			q.From, q.To = q.From.Add(-within), q.To.Add(within)
+		}
+		if within < 0 || within != 0 && at == "" {
+			return agent.UsageErrorf("--within %s: want a duration that is not negative, and --at", within)
 		}
 		answer, err := ledger.Search(file, q)
 		if errors.Is(err, fs.ErrNotExist) {
@@ -70,6 +83,10 @@ latest that it can be. What is missing in the files is told on standard error.`,
 		}
 		for _, m := range answer.Missing {
 			fmt.Fprintln(cmd.ErrOrStderr(), "sluice:", missingText(&m))
+		}
+		for _, c := range answer.Clock {
+			fmt.Fprintf(cmd.ErrOrStderr(), "sluice: the clock of the node was set by %s at %s\n",
+				c.Step, c.Time.Format(time.RFC3339))
 		}
 		if out.isData() {
 			return out.printValue(cmd.OutOrStdout(), answer)
@@ -93,15 +110,19 @@ func parsePeer(text string) (netip.AddrPort, error) {
 
 func missingText(m *ledger.Record) string {
 	when := m.Time.Format(time.RFC3339)
-	if m.Event == ledger.Start {
-		return "records may be missing before " + when +
+	count := strconv.FormatUint(m.Count, 10)
+	switch {
+	case m.Event == ledger.Start:
+		return "at most " + count + " records are missing before " + when +
 			", when an agent was started after one was killed"
+	case m.Reason == ledger.MissingLines:
+		return count + " lines after " + when + " cannot be read"
+	case m.Reason == ledger.MissingVersion:
+		return count + " records of another version are missing before " + when
+	case m.Reason == ledger.MissingOutput:
+		return count + " records are missing before " + when + ", as they could not be written"
 	}
-	why := "as the kernel's buffer was full"
-	if m.Reason == ledger.MissingOutput {
-		why = "as they could not be written"
-	}
-	return strconv.FormatUint(m.Count, 10) + " records are missing before " + when + ", " + why
+	return count + " records are missing before " + when + ", as the kernel's buffer was full"
 }
 
 func heldRows(held []ledger.Held) [][]string {

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -28,7 +29,8 @@ const ledgerLines = `{"time":"2026-11-24T12:00:00Z","event":"start","reason":"ne
 {"time":"2026-11-24T12:00:02Z","event":"begin","id":2,"podAddress":"10.1.0.6:4660","protocol":"UDP","egress":"203.0.113.102:40001","destination":"198.51.100.10:53"}
 {"time":"2026-11-24T12:00:03Z","event":"missing","reason":"buffer","count":3}
 {"time":"2026-11-24T12:01:00Z","event":"end","reason":"expired","id":1,"podAddress":"10.1.0.5:4660","protocol":"TCP","egress":"203.0.113.102:40000","destination":"198.51.100.10:443","began":"2026-11-24T12:00:01.5Z","lastUsed":"2026-11-24T12:00:50Z"}
-{"time":"2026-11-24T12:02:00Z","event":"start","reason":"killed"}
+{"time":"2026-11-24T12:02:00Z","event":"clock","step":"-1h0m0s"}
+{"time":"2026-11-24T12:02:00Z","event":"start","reason":"killed","count":9}
 `
 
 func TestLedgerCommand(t *testing.T) {
@@ -42,15 +44,19 @@ func TestLedgerCommand(t *testing.T) {
 	require.Equal(t, exitOK, r.code, r.stderr)
 	require.Equal(t, `From Until End Pod PodAddress Node Protocol Egress Destination LastUsed
 2026-11-24T12:00:01Z 2026-11-24T12:01:00Z expired shop/web-1 10.1.0.5:4660 node-1 TCP 203.0.113.102:40000 198.51.100.10:443 2026-11-24T12:00:50Z
-2026-11-24T12:00:02Z - - - 10.1.0.6:4660 - UDP 203.0.113.102:40001 198.51.100.10:53 -
+2026-11-24T12:00:02Z 2026-11-24T12:02:00Z unknown - 10.1.0.6:4660 - UDP 203.0.113.102:40001 198.51.100.10:53 -
 `, squeezed(r.stdout))
 	require.Equal(t, `sluice: 3 records are missing before 2026-11-24T12:00:03Z, as the kernel's buffer was full
-sluice: records may be missing before 2026-11-24T12:02:00Z, when an agent was started after one was killed
+sluice: at most 9 records are missing before 2026-11-24T12:02:00Z, when an agent was started after one was killed
+sluice: the clock of the node was set by -1h0m0s at 2026-11-24T12:02:00Z
 `, r.stderr)
 
 	for _, args := range [][]string{
 		{"203.0.113.102:40000"}, {"203.0.113.102", "--protocol=tcp"}, {"203.0.113.102", "--to=198.51.100.10:443"},
-		{"203.0.113.102:40000", "--at=2026-11-24T12:00:30Z"}, {"::ffff:203.0.113.102", "--to=198.51.100.10", "--protocol=TCP"},
+		{"203.0.113.102:40000", "--at=2026-11-24T12:00:30Z"},
+		{"203.0.113.102:40000", "--at=2026-11-24T12:00:01Z"}, // it began in this second
+		{"203.0.113.102:40000", "--at=2026-11-24T12:01:08Z", "--within=8s"},
+		{"::ffff:203.0.113.102", "--to=198.51.100.10", "--protocol=TCP"},
 	} {
 		r = sluice(t, append([]string{"ledger", "--file=" + file, "-o", "json"}, args...)...)
 		require.Equal(t, exitOK, r.code, r.stderr)
@@ -63,6 +69,7 @@ sluice: records may be missing before 2026-11-24T12:02:00Z, when an agent was st
 	}
 	for _, bad := range [][]string{
 		{"web"}, {"203.0.113.102:x"}, {"203.0.113.102", "--to=web"}, {"203.0.113.102", "--at=noon"},
+		{"203.0.113.102", "--within=1s"}, {"203.0.113.102", "--at=2026-11-24T12:00:30Z", "--within=-1s"},
 	} {
 		require.Equal(t, exitUsage, sluice(t, append([]string{"ledger"}, bad...)...).code, bad)
 	}
@@ -112,7 +119,8 @@ func TestLedgerOfAgent(t *testing.T) {
 		answer, err := ledger.Search(file, ledger.Question{Egress: netip.MustParseAddr("203.0.113.102")})
 		require.NoError(t, err)
 		require.Empty(t, answer.Missing)
-		return answer.Held
+		// What has not ended is there as soon as the agent has found it.
+		return slices.DeleteFunc(answer.Held, func(h ledger.Held) bool { return h.Until.IsZero() })
 	}
 	n.track(unix.IPPROTO_TCP, "10.1.0.5:40000", "198.51.100.10:443", ctmap.SeenNonSYN, 9000, "203.0.113.102:40000")
 	r := n.run("ct", "flush", "--port=443")

@@ -28,6 +28,7 @@ import (
 	"github.com/cilium/hive/cell"
 	"github.com/cilium/hive/job"
 	"github.com/cilium/statedb"
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/pflag"
 
 	"github.com/sluice-net/sluice/bpf/frames"
@@ -121,14 +122,37 @@ type params struct {
 	Settings      statedb.Table[*tables.DatapathConfig]
 	Keys          statedb.Table[*tables.OverlayKeys]
 	LocalNode     tables.LocalNode
+	Registerer    prometheus.Registerer `optional:"true"`
 }
 
-func register(p params, jobs job.Group) {
+func register(p params, jobs job.Group) error {
+	k := newKeeper(p)
+	if err := tables.RegisterMetrics(p.Registerer, k.metrics.held, k.metrics.taken); err != nil {
+		return err
+	}
 	wtxn := p.DB.WriteTxn(p.Leases)
-	initialized := p.Leases.RegisterInitializer(wtxn, "egress-ips")
+	k.initialized = p.Leases.RegisterInitializer(wtxn, "egress-ips")
 	wtxn.Commit()
-	jobs.Add(job.OneShot(
-		"keep-egress-ips", newKeeper(p, initialized).run, job.WithShutdown()))
+	jobs.Add(job.OneShot("keep-egress-ips", k.run, job.WithShutdown()))
+	return nil
+}
+
+// metrics are of the addresses that this node has.
+type metrics struct {
+	held  prometheus.Gauge
+	taken prometheus.Counter
+}
+
+func newMetrics() metrics {
+	return metrics{
+		held: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "sluice_egress_ips_held", Help: "Egress addresses that move and that this node has.",
+		}),
+		taken: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "sluice_egress_ips_taken_total",
+			Help: "Times that this node has got an egress address that moves.",
+		}),
+	}
 }
 
 func openSocket(o frames.Overlay) (transport, error) { return frames.Open(o) }

@@ -22,6 +22,7 @@ import (
 	"github.com/cilium/hive/hivetest"
 	"github.com/cilium/statedb"
 	"github.com/cilium/statedb/reconciler"
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -193,7 +194,8 @@ func (w *world) fill() {
 		Attachments: attachments, ConfigEntries: config,
 		Settings: settings, Keys: keys, LocalNode: tables.LocalNode{Name: "node-1"},
 	}
-	w.keeper = newKeeper(p, func(statedb.WriteTxn) {})
+	w.keeper = newKeeper(p)
+	w.keeper.initialized = func(statedb.WriteTxn) {}
 }
 
 // start runs the keeper as after a start of the agent.
@@ -207,6 +209,21 @@ func (w *world) start() {
 		cancel()
 		require.NoError(w, <-ended)
 	}
+}
+
+// metric returns the value of a metric.
+func (w *world) metric(name string) float64 {
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(w.keeper.metrics.held, w.keeper.metrics.taken)
+	families, err := registry.Gather()
+	require.NoError(w, err)
+	for _, f := range families {
+		if f.GetName() == name {
+			return f.GetMetric()[0].GetGauge().GetValue() + f.GetMetric()[0].GetCounter().GetValue()
+		}
+	}
+	require.FailNow(w, "there is no metric "+name)
+	return 0
 }
 
 // link says whether the device has a carrier.

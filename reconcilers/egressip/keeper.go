@@ -43,13 +43,14 @@ type keeper struct {
 	voted         error  // what was wrong with the last votes
 	said          string // in health
 	health        cell.Health
+	metrics       metrics
 }
 
-func newKeeper(p params, initialized func(statedb.WriteTxn)) *keeper {
+func newKeeper(p params) *keeper {
 	entries, socket := kernelEntries{p.Datapath}, &sockets{params: p, open: openSocket}
 	done := make(chan func(), 2*bpf.EgressIPs)
 	return &keeper{
-		params: p, initialized: initialized, owned: map[netip.Addr]*owned{},
+		params: p, metrics: newMetrics(), owned: map[netip.Addr]*owned{},
 		done: done, announcer: newWorker(done), configurer: newWorker(done), now: now,
 		remove: remove, entries: entries, socket: socket,
 		voter: newVoter(p, socket),
@@ -136,6 +137,7 @@ func (k *keeper) adopt() error {
 		o := &owned{addr: addr, ifIndex: entry.IfIndex}
 		o.isKnown = entry.IfIndex != 0
 		o.assigned = device != 0 && device == int(entry.IfIndex)
+		o.votes(entry, set, nil, k.now()) // what it has already is not taken
 		k.owned[addr] = o
 	}
 	return errors.Join(k.teller.adopt(), k.write())
@@ -174,13 +176,18 @@ func (k *keeper) keepAll(ctx context.Context) error {
 		o := k.owned[addr]
 		entry, err := k.entries.votesFor(addr)
 		errs = append(errs, err, k.serve(o, entry))
+		had := o.held
 		o.votes(entry, k.kernelSet, names, k.now())
+		if o.held && !had {
+			k.metrics.taken.Inc()
+		}
 		k.keep(ctx, o)
 		errs = append(errs, o.problem)
 		if o.held && o.assigned && o.wasUp { // without a link another node is to have it
 			has = append(has, addr)
 		}
 	}
+	k.metrics.held.Set(float64(len(has)))
 	errs = append(errs, k.write(), k.teller.tell(has), k.teller.listen(has))
 	return errors.Join(errs...)
 }

@@ -68,6 +68,8 @@ func TestAddressComesAndGoes(t *testing.T) {
 		require.Equal(t, []string{"node-1"}, w.row(addr).Votes)
 		require.NotZero(t, w.row(addr).Generation)
 	}
+	w.eventually("both are counted", func() bool { return w.metric("sluice_egress_ips_held") == 2 })
+	require.GreaterOrEqual(t, w.metric("sluice_egress_ips_taken_total"), 2.0)
 
 	exit := &tables.ExitMirror{Key: keyOf(v6)}
 	w.exits.Put(exit)
@@ -86,8 +88,11 @@ func TestAddressComesAndGoes(t *testing.T) {
 	require.ErrorIs(t, w.votes.Lookup(keyOf(v6), &v), ebpf.ErrKeyNotExist)
 	require.NoError(t, w.votes.Lookup(keyOf(v4), &v), "others may vote for this node again")
 
+	require.Zero(t, w.metric("sluice_egress_ips_held"))
 	w.wants(v4, "node-1")
 	w.assigned(v4)
+	w.eventually("it is counted", func() bool { return w.metric("sluice_egress_ips_held") == 1 })
+	require.GreaterOrEqual(t, w.metric("sluice_egress_ips_taken_total"), 3.0)
 }
 
 // An address that becomes a fixed one goes, and is forgotten though packets are translated to it:

@@ -147,7 +147,8 @@ func register(p params) error {
 		if err != nil {
 			return err
 		}
-		r.queues = append(r.queues, newQueue("otlp", out, false, m))
+		// A slow server shall not take the room of a file's records.
+		r.queues = append(r.queues, newQueue("otlp", out, p.Config.LedgerFile == "", m))
 	}
 	p.Jobs.Add(job.OneShot("record", r.run))
 	return nil

@@ -5,7 +5,7 @@
 //
 //	sluice_ledger ──► reader ──┬──► queue ──► file of JSON lines, which rotates
 //	endpoints, nodes ──► names ┘──► queue ──► OpenTelemetry logs by OTLP/HTTP
-//	sluice_nat4, sluice_nat6 ──► open set ──► ends that no program has recorded
+//	sluice_nat4, sluice_nat6 ──► open set ──► begins and ends that no program has recorded
 //
 // The programs write a record to the ring buffer when a translation begins, and one when it
 // ends (bpf/programs/ledger.h); the reader adds the names of the pod and its node. No program sees
@@ -14,6 +14,7 @@
 //
 // A record that is lost on the way is counted, and a [Record] at the place says how many are
 // missing: the kernel counts those that the ring buffer has no room for, a queue those that its
-// output did not take. [Search] answers from the files. Without an output there is no ledger, and
-// nothing of this costs anything.
+// output did not take. An agent notes in the kernel how many records it has in hand: if it was
+// killed, the next one says how many that were, and begins what goes on again. [Search] answers
+// from the files. Without an output there is no ledger, and nothing of this costs anything.
 package ledger

@@ -29,11 +29,10 @@ import (
 type ledgerAgent struct {
 	*reader
 	registry *prometheus.Registry
-	health   *cell.SimpleHealth
 	stop     func() error
 }
 
-func runReader(t *testing.T, l *bpf.Ledger, path string, dir StateDir) *ledgerAgent {
+func runReader(t *testing.T, l *bpf.Ledger, out output, dir StateDir) *ledgerAgent {
 	t.Helper()
 	db := statedb.New()
 	endpoints, err := tables.NewEndpointTable(db, tables.LocalNode{Name: "gateway-1"})
@@ -47,12 +46,12 @@ func runReader(t *testing.T, l *bpf.Ledger, path string, dir StateDir) *ledgerAg
 	a.reader = &reader{
 		maps: maps, metrics: m, stateDir: dir, compareEvery: time.Millisecond,
 		names:  names{db: db, endpoints: endpoints, nodes: nodes},
-		queues: []*queue{newQueue("file", newFile(path, 100, 2), true, m)},
+		queues: []*queue{newQueue("file", out, true, m)},
 	}
-	_, a.health = cell.NewSimpleHealth()
+	_, health := cell.NewSimpleHealth()
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
-	go func() { done <- a.run(ctx, a.health) }()
+	go func() { done <- a.run(ctx, health) }()
 	a.stop = func() error {
 		cancel()
 		return <-done
@@ -79,7 +78,7 @@ func TestEvicted(t *testing.T) {
 		NAT4: n.Map(natmap.Name4), NAT6: n.Map(natmap.Name6),
 	}
 	path := filepath.Join(t.TempDir(), "ledger.jsonl")
-	a := runReader(t, l, path, "")
+	a := runReader(t, l, newFile(path, 100, 2), "")
 	send := func(first, last int) {
 		for i := first; i < last; i++ {
 			_, err := n.Run(packettest.Input{
@@ -164,8 +163,9 @@ func TestEvictedWithoutAgent(t *testing.T) {
 	k.withTranslations(1024)
 	dir := StateDir(t.TempDir())
 	state, path := filepath.Join(string(dir), StateFile), filepath.Join(t.TempDir(), "ledger.jsonl")
-	a := runReader(t, &k.Ledger, path, dir)
-	stays, evicted, ends := nth(1, 100), nth6(2, 100), nth(3, 100)
+	a := runReader(t, &k.Ledger, newFile(path, 100, 2), dir)
+	now := monotonic(time.Now()) / 1e9
+	stays, evicted, ends := nth(1, now), nth6(2, now), nth(3, now)
 	for _, r := range []bpf.LedgerRecord{stays, evicted, ends} {
 		k.put(r)
 		k.write(r, 1)
@@ -180,7 +180,7 @@ func TestEvictedWithoutAgent(t *testing.T) {
 	k.drop(ends)
 	ends.Event = bpf.LedgerExpired
 	k.write(ends, 1)
-	a = runReader(t, &k.Ledger, path, dir)
+	a = runReader(t, &k.Ledger, newFile(path, 100, 2), dir)
 	records := written(t, path, 7)
 	require.Equal(t, []string{"start stopped", "end expired", "end unknown"}, events(records[4:]))
 	require.Equal(t, records[2].ID, records[6].ID)
@@ -190,23 +190,46 @@ func TestEvictedWithoutAgent(t *testing.T) {
 
 	// An agent that was killed may have known of others: that file is not used.
 	k.drop(stays)
-	require.NoError(t, k.SetReading(bpf.LedgerBeingRead))
-	a = runReader(t, &k.Ledger, path, dir)
-	await.True(t, func() bool { return a.says("Reading records") })
+	goesOn := nth(4, 100)
+	k.put(goesOn)
+	require.NoError(t, k.SetReading(bpf.LedgerBeingRead, 7))
+	a = runReader(t, &k.Ledger, newFile(path, 100, 2), dir)
+	records = written(t, path, 9)[7:]
+	require.Equal(t, []string{"start killed", "begin found"}, events(records))
+	require.EqualValues(t, 7, records[0].Count)
+	require.Equal(t, goesOn.Began, records[1].ID)
 	require.NoFileExists(t, state)
+	killed := records[0].Time
+
+	// What has gone until it started has no other end; what goes on has none.
+	answer, err := Search(path, Question{Egress: egress.Addr(), From: killed})
+	require.NoError(t, err)
+	require.Len(t, answer.Held, 2)
+	for _, h := range answer.Held {
+		switch h.ID {
+		case goesOn.Began:
+			require.True(t, h.Until.IsZero() && h.EndReason == "", h)
+		default:
+			require.Equal(t, killed, h.Until)
+			require.Equal(t, EndUnknown, h.EndReason)
+		}
+	}
 	require.NoError(t, a.stop())
-	require.Equal(t, []string{"start killed"}, events(lines(t, path)[7:]))
+
+	// If what was saved is gone, it is as if the agent was killed: it finds what goes on.
+	require.NoError(t, os.Remove(state))
+	a = runReader(t, &k.Ledger, newFile(path, 100, 2), dir)
+	records = written(t, path, 11)[9:]
+	require.Equal(t, []string{"start killed", "begin found"}, events(records))
+	require.Zero(t, records[0].Count)
+	require.NoError(t, a.stop())
+	require.NoError(t, os.Remove(state))
 
 	// A file that cannot be read is told, and does not stop the ledger.
 	require.NoError(t, os.WriteFile(state, []byte("junk"), 0o600))
-	err = newOpenSet(&k.Ledger).restore(dir, true)
+	restored, err := newOpenSet(&k.Ledger).restore(dir, true)
+	require.False(t, restored)
 	require.ErrorContains(t, err, "restore translations without end: ")
 	require.NoFileExists(t, state)
 	require.False(t, errors.Is(err, os.ErrNotExist))
-}
-
-func (a *ledgerAgent) says(text string) bool {
-	a.health.Lock()
-	defer a.health.Unlock()
-	return a.health.Status == text
 }

@@ -6,8 +6,10 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 
 	"gopkg.in/natefinch/lumberjack.v2"
@@ -19,6 +21,7 @@ const maxWrite = 1 << 19
 // file writes lines of JSON. Files that are full get the time as part of their names, and the
 // oldest goes.
 type file struct {
+	path string // empty in tests
 	to   io.WriteCloser
 	line bytes.Buffer
 	torn bool // the last line is not whole: an empty line ends it
@@ -26,6 +29,7 @@ type file struct {
 
 func newFile(path string, maxMiB, maxFiles int) *file {
 	return &file{
+		path: path,
 		to:   &lumberjack.Logger{Filename: path, MaxSize: maxMiB, MaxBackups: maxFiles - 1},
 		torn: endsWithin(path),
 	}
@@ -48,6 +52,9 @@ func endsWithin(path string) bool {
 
 // write implements output. No line is in two files.
 func (f *file) write(_ context.Context, records []Record) (done, lost int, err error) {
+	if err := f.again(); err != nil {
+		return 0, 0, err
+	}
 	for done < len(records) {
 		f.line.Reset()
 		if f.torn {
@@ -71,6 +78,21 @@ func (f *file) write(_ context.Context, records []Record) (done, lost int, err e
 		done += n
 	}
 	return done, 0, nil
+}
+
+// again has a new file begin if another program has removed or renamed the one that is open.
+func (f *file) again() error {
+	if f.path == "" {
+		return nil
+	}
+	if _, err := os.Lstat(f.path); !errors.Is(err, fs.ErrNotExist) {
+		return nil // an error is one of the write too
+	}
+	f.torn = false
+	if err := f.to.Close(); err != nil {
+		return fmt.Errorf("close the ledger's file, which was removed: %w", err)
+	}
+	return nil
 }
 
 // partly notes that some bytes of lines were written, and returns how many records these are.

@@ -187,9 +187,66 @@ func TestRestart(t *testing.T) {
 	require.Equal(t, "start stopped", events(records)[2])
 	a.stop()
 
-	require.NoError(t, k.SetReading(bpf.LedgerBeingRead))
-	start(t, maps, "--ledger-file="+path).known()
-	require.Equal(t, "start killed", events(written(t, path, 304))[303])
+	require.NoError(t, k.SetReading(bpf.LedgerBeingRead, 42))
+	a = start(t, maps, "--ledger-file="+path)
+	a.known()
+	last := written(t, path, 304)[303]
+	require.EqualValues(t, 42, a.records("file", "uncertain"))
+	require.Equal(t, []string{"start killed"}, events([]Record{last}))
+	require.EqualValues(t, 42, last.Count)
+}
+
+// TestInHand: the kernel knows how many records are lost if the agent is killed now, and no more
+// than these.
+func TestInHand(t *testing.T) {
+	k, out := newKernel(t, 1<<16), &fake{block: make(chan struct{})}
+	now, room := time.Now(), uint32(k.Records.MaxEntries())/uint32(bpf.LedgerRecordBytes)
+	k.write(raw(bpf.LedgerBegin, now, now), room+10)
+	inHand := func() uint64 {
+		_, inHand, err := k.Reading()
+		require.NoError(t, err)
+		return inHand
+	}
+	a := runReader(t, &k.Ledger, out, "")
+	await.True(t, func() bool { return inHand() == uint64(room)+2 }) // a start and what is missing
+	missed, told, err := k.Missed()
+	require.NoError(t, err)
+	require.EqualValues(t, []uint64{10, 0}, []uint64{missed, told}, "it would be told again")
+	close(out.block)
+	await.True(t, func() bool { return inHand() == 0 })
+	_, told, err = k.Missed()
+	require.NoError(t, err)
+	require.EqualValues(t, 10, told)
+	require.NoError(t, a.stop())
+}
+
+// TestOtherVersion: records that cannot be read are counted, and cost no others.
+func TestOtherVersion(t *testing.T) {
+	k, path := newKernel(t, 1<<16), filepath.Join(t.TempDir(), "ledger.jsonl")
+	now := time.Now()
+	k.write(raw(bpf.LedgerBegin, now, now), 1)
+	k.write(raw(bpf.LedgerUndone+1, now, now), 3)
+	k.write(raw(bpf.LedgerExpired, now, now), 1)
+	start(t, func() *bpf.Ledger { return &k.Ledger }, "--ledger-file="+path).known()
+	records := written(t, path, 4)
+	require.Equal(t, []string{
+		"start new", "begin web-1", "end expired web-1", "missing version",
+	}, events(records))
+	require.EqualValues(t, 3, records[3].Count)
+}
+
+// TestClockSet: that the time of day was set is recorded, and its adjustment is not.
+func TestClockSet(t *testing.T) {
+	q := newQueue("file", &fake{}, true, nil)
+	r := &reader{queues: []*queue{q}, clock: newClock()}
+	r.readClock(t.Context())
+	require.Empty(t, q.pending)
+	r.clock.now = r.clock.now.Add(time.Hour)
+	r.readClock(t.Context())
+	require.Equal(t, []string{"clock"}, events(q.pending))
+	step, err := time.ParseDuration(q.pending[0].Step)
+	require.NoError(t, err)
+	require.Equal(t, -time.Hour, step.Round(time.Minute))
 }
 
 // TestNamesLater: records wait in the buffer until the pods are known, but not until it is full.
@@ -218,11 +275,14 @@ func TestNamesOfThen(t *testing.T) {
 	k.write(raw(bpf.LedgerReleased, now.Add(2*time.Second), now), 1)
 	k.write(raw(bpf.LedgerBegin, now.Add(3*time.Second), now.Add(3*time.Second)), 1)
 	k.write(raw(bpf.LedgerExpired, now.Add(4*time.Second), now.Add(3*time.Second)), 1)
-	k.write(raw(bpf.LedgerExpired, now.Add(4*time.Second), now), 1)
+	// The clock by which pods are created may be ahead of this node's.
+	written(t, path, 5)
+	a.pod("web-3", now.Add(time.Hour))
+	k.write(raw(bpf.LedgerBegin, now.Add(5*time.Second), now.Add(5*time.Second)), 1)
 	// Of before the agent was started: another pod may have had the address.
 	k.write(raw(bpf.LedgerExpired, now.Add(4*time.Second), now.Add(-time.Hour)), 1)
 	k.write(raw(bpf.LedgerBegin, now.Add(-time.Hour), now.Add(-time.Hour)), 1)
 	require.Equal(t, []string{
-		"end released web-1", "begin web-2", "end expired web-2", "end expired web-1", "end expired", "begin",
+		"end released web-1", "begin web-2", "end expired web-2", "begin web-3", "end expired", "begin",
 	}, events(written(t, path, 8)[2:]))
 }

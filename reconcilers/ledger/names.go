@@ -11,52 +11,23 @@ import (
 	"github.com/sluice-net/sluice/tables"
 )
 
-// maxNamed bounds the addresses whose owners are kept.
-const maxNamed = 1 << 16
-
-// names finds the pod that has, or had, an address. Its methods must not be called at the same
-// time.
+// names finds the pod that has an address.
 type names struct {
 	db        *statedb.DB
 	endpoints statedb.Table[*tables.Endpoint]
 	nodes     statedb.Table[*tables.Node]
-
-	// The pods that translations have begun for, by address, the last two of each: at the end the
-	// pod may be gone, and another one may have its address.
-	began map[netip.Addr][2]named
 }
 
-type named struct {
-	owner
-	from time.Time
-}
-
-// begin returns what has an address at a time that is now, or was when the agent was not running.
-func (n *names) begin(txn statedb.ReadTxn, addr netip.Addr, at time.Time) owner {
-	found, since := n.find(txn, addr)
-	if since.After(at) { // it has it since then, and another one had it
-		return owner{}
-	}
-	last := n.began[addr]
-	if last[0].owner != found {
-		if n.began == nil || len(n.began) >= maxNamed {
-			n.began = map[netip.Addr][2]named{}
-		}
-		n.began[addr] = [2]named{{found, at}, last[0]}
-	}
+// now returns what has an address.
+func (n *names) now(txn statedb.ReadTxn, addr netip.Addr) owner {
+	found, _ := n.find(txn, addr)
 	return found
 }
 
-// end returns what had an address when a translation began.
-func (n *names) end(txn statedb.ReadTxn, addr netip.Addr, began time.Time) owner {
-	for _, known := range n.began[addr] {
-		// The clock may have been set, by little, since the begin was written.
-		if known.owner != (owner{}) && !known.from.After(began.Add(time.Millisecond)) {
-			return known.owner
-		}
-	}
+// since returns what has had an address since a time in the past, none if another one had it then.
+func (n *names) since(txn statedb.ReadTxn, addr netip.Addr, at time.Time) owner {
 	found, since := n.find(txn, addr)
-	if since.After(began) {
+	if since.After(at) {
 		return owner{}
 	}
 	return found

@@ -60,7 +60,7 @@ type openID struct {
 // openSet has the translations that have begun and have no end yet. The kernel evicts translations
 // from a full map without a record: compare finds these, as they are absent and no end comes. No
 // more begin between two comparisons than half of the room in the maps, and no more absent ones
-// wait for their ends. Without maps it is empty.
+// wait for their ends. Without maps it only knows whose the open ones are.
 type openSet struct {
 	maps []translations
 	room int // as many entries fit into the maps; a translation has two
@@ -68,9 +68,10 @@ type openSet struct {
 	open   map[tuple]translation
 	absent map[openID]absent
 	order  []openID // of absent ones, the longest absent first; some may be gone
+	found  []openID // whose begin has not been read; some may have ended
 
 	round  uint32
-	begun  int    // since the last comparison
+	began  int    // since the last comparison
 	missed uint64 // records that had not fitted into the kernel's buffer at the last comparison
 }
 
@@ -126,36 +127,52 @@ func walk[K interface {
 
 // begin takes a record of a begin. What has had the same tuple has ended by then.
 func (o *openSet) begin(r *bpf.LedgerRecord, by owner) {
-	if len(o.maps) == 0 {
-		return
-	}
 	key := tupleOf(r)
-	if before, ok := o.open[key]; ok {
-		if before.began == r.Began { // a comparison has found it before
-			return
-		}
-		o.leave(key, before, r.Time, EndEvicted)
-	}
-	o.begun++
-	o.open[key] = translation{
+	t := translation{
 		began: r.Began, used: r.Used, round: o.round,
 		pod: r.Pod, podPort: r.PodPort, owner: unique.Make(by),
 	}
+	if other, ok := o.open[key]; ok {
+		switch {
+		case other.began == r.Began: // a comparison has found it before
+			return
+		case other.began > r.Began: // its record comes late
+			o.leave(key, t, other.began, EndEvicted)
+			return
+		}
+		o.leave(key, other, r.Time, EndEvicted)
+	}
+	o.began++
+	o.open[key] = t
 }
 
-// end takes a record of an end.
-func (o *openSet) end(r *bpf.LedgerRecord) {
+// end takes a record of an end. It returns what has had the translation, if that is known.
+func (o *openSet) end(r *bpf.LedgerRecord) (by owner, known bool) {
 	key := tupleOf(r)
-	if t, ok := o.open[key]; ok && t.began == r.Began {
+	t, ok := o.open[key]
+	if ok && t.began == r.Began {
 		delete(o.open, key)
 	} else {
-		delete(o.absent, openID{key, r.Began})
+		id := openID{key, r.Began}
+		var a absent
+		a, ok = o.absent[id]
+		t = a.translation
+		delete(o.absent, id)
 	}
+	if !ok {
+		return owner{}, false
+	}
+	return t.owner.Value(), true
 }
 
 // leave notes that a translation is absent.
 func (o *openSet) leave(key tuple, t translation, since uint64, reason string) {
-	delete(o.open, key)
+	if o.open[key].began == t.began {
+		delete(o.open, key)
+	}
+	if len(o.maps) == 0 {
+		return
+	}
 	id := openID{key, t.began}
 	o.absent[id] = absent{t, since, reason}
 	o.order = append(o.order, id)
@@ -163,15 +180,19 @@ func (o *openSet) leave(key tuple, t translation, since uint64, reason string) {
 
 // due reports whether so many translations have begun that it is time to compare.
 func (o *openSet) due() bool {
-	return len(o.maps) > 0 && o.begun >= o.room/2
+	return len(o.maps) > 0 && o.began >= o.room/2
 }
 
 // compare finds those that the kernel has no more, by a time. It also takes in those that have
-// begun before there was an agent, or whose begin is missing: find says whose they are. missed is
-// how many records have not fitted into the kernel's buffer so far.
+// begun before there was an agent, or whose begin is missing: find says whose they are. All
+// records of before readTo were read. missed is how many records have not fitted into the kernel's
+// buffer so far.
 func (o *openSet) compare(
-	now, missed uint64, find func(addr bpf.Address, began uint64) owner,
+	now, readTo, missed uint64, find func(addr bpf.Address, began uint64) owner,
 ) error {
+	if len(o.maps) == 0 {
+		return nil
+	}
 	// An end may be among what did not fit, or be of before there was an agent.
 	exact := o.round > 0 && missed == o.missed
 	o.round, o.missed = o.round+1, missed
@@ -180,8 +201,12 @@ func (o *openSet) compare(
 			key := tupleOf(&r)
 			t, ok := o.open[key]
 			if !ok || t.began != r.Began {
+				if r.Began+uint64(endDelay) > readTo {
+					return // the record of its begin may come
+				}
 				r.Time = now
 				o.begin(&r, find(r.Pod, r.Began))
+				o.found = append(o.found, openID{key, r.Began})
 				return
 			}
 			t.round, t.used = o.round, max(t.used, r.Used)
@@ -202,8 +227,28 @@ func (o *openSet) compare(
 			o.absent[id] = a
 		}
 	}
-	o.begun = 0
+	o.began = 0
 	return nil
+}
+
+// begun returns records of the begins of at most n translations that a comparison has found.
+func (o *openSet) begun(n int, c clock) (records []Record) {
+	n = min(n, len(o.found))
+	for _, id := range o.found[:n] {
+		t, ok := o.open[id.tuple]
+		if !ok || t.began != id.began {
+			continue // the record of its end says when it began
+		}
+		raw := t.record(id.tuple)
+		r := lineOf(&raw, Begin, c)
+		r.Reason = BeginFound
+		r.setPod(t.owner.Value())
+		records = append(records, r)
+	}
+	if o.found = o.found[n:]; len(o.found) == 0 {
+		o.found = nil
+	}
+	return records
 }
 
 // ended returns records of the ends of at most n translations that are absent, if their ends would

@@ -104,11 +104,11 @@ func TestCompare(t *testing.T) {
 				k.put(r)
 				o.begin(&r, webOwner)
 			}
-			require.NoError(t, o.compare(110e9, 0, foundOwner))
+			require.NoError(t, o.compare(110e9, 110e9, 0, foundOwner))
 			require.Empty(t, endsOf(o, 200))
 			k.drop(evicted)
 			k.drop(ends)
-			require.NoError(t, o.compare(120e9, 0, foundOwner))
+			require.NoError(t, o.compare(120e9, 120e9, 0, foundOwner))
 			require.Empty(t, endsOf(o, 121), "an end may be on its way")
 			o.end(&ends)
 			records := o.ended(122e9, batchSize, clock{})
@@ -136,16 +136,34 @@ func TestCompareSamePort(t *testing.T) {
 	first, second, third := nth(1, 100), nth(1, 113), nth(1, 117)
 	k.put(first)
 	o.begin(&first, webOwner)
-	require.NoError(t, o.compare(110e9, 0, foundOwner))
+	require.NoError(t, o.compare(110e9, 110e9, 0, foundOwner))
 	k.put(third)
 	o.begin(&second, webOwner)
 	o.begin(&third, webOwner)
 	o.end(&second) // comes late
-	require.NoError(t, o.compare(120e9, 0, foundOwner))
+	require.NoError(t, o.compare(120e9, 120e9, 0, foundOwner))
 	records := o.ended(130e9, batchSize, clock{})
 	require.Equal(t, []string{"end evicted web-1"}, events(records))
 	require.EqualValues(t, 100e9, records[0].ID)
 	require.Equal(t, clock{}.at(113e9), records[0].Time)
+}
+
+// TestBeginLate: a begin that comes after the next one with the same port does not end that.
+func TestBeginLate(t *testing.T) {
+	k := newKernel(t, 1<<12)
+	k.withTranslations(1024)
+	o := newOpenSet(&k.Ledger)
+	first, second := nth(1, 100), nth(1, 113)
+	require.NoError(t, o.compare(99e9, 99e9, 0, foundOwner))
+	k.put(second)
+	o.begin(&second, webOwner)
+	o.begin(&first, webOwner)
+	require.NoError(t, o.compare(120e9, 120e9, 0, foundOwner))
+	records := o.ended(130e9, batchSize, clock{})
+	require.Equal(t, []string{"end evicted web-1"}, events(records))
+	require.EqualValues(t, 100e9, records[0].ID)
+	require.Equal(t, clock{}.at(113e9), records[0].Time)
+	require.Len(t, o.open, 1)
 }
 
 // TestCompareUnknown: if records did not fit, the end of what is absent may be among them.
@@ -158,16 +176,16 @@ func TestCompareUnknown(t *testing.T) {
 		k.put(r)
 		o.begin(&r, webOwner)
 	}
-	require.NoError(t, o.compare(110e9, 5, foundOwner))
+	require.NoError(t, o.compare(110e9, 110e9, 5, foundOwner))
 	k.drop(one)
-	require.NoError(t, o.compare(120e9, 6, foundOwner))
+	require.NoError(t, o.compare(120e9, 120e9, 6, foundOwner))
 	require.Equal(t, []string{"end unknown web-1"}, endsOf(o, 130))
 	k.drop(other)
-	require.NoError(t, o.compare(130e9, 6, foundOwner))
+	require.NoError(t, o.compare(130e9, 130e9, 6, foundOwner))
 	require.Equal(t, []string{"end evicted web-1"}, endsOf(o, 140))
 	k.drop(last)
-	require.NoError(t, o.compare(140e9, 6, foundOwner))
-	require.NoError(t, o.compare(141e9, 7, foundOwner)) // it did not fit a moment later
+	require.NoError(t, o.compare(140e9, 140e9, 6, foundOwner))
+	require.NoError(t, o.compare(141e9, 141e9, 7, foundOwner)) // it did not fit a moment later
 	require.Equal(t, []string{"end unknown web-1"}, endsOf(o, 150))
 }
 
@@ -179,11 +197,18 @@ func TestCompareTakesIn(t *testing.T) {
 	o := newOpenSet(&k.Ledger)
 	r := nth(1, 100)
 	k.put(r)
-	require.NoError(t, o.compare(110e9, 0, foundOwner))
+	require.NoError(t, o.compare(110e9, 101e9, 0, foundOwner))
+	require.Empty(t, o.open, "its begin may come")
+	require.NoError(t, o.compare(110e9, 110e9, 0, foundOwner))
+	records := o.begun(batchSize, clock{})
+	require.Equal(t, []string{"begin found web-1"}, events(records))
+	require.Equal(t, clock{}.at(100e9), records[0].Time)
+	require.EqualValues(t, 100e9, records[0].ID)
+	require.Empty(t, o.begun(batchSize, clock{}))
 	o.begin(&r, owner{}) // comes late
 	require.Len(t, o.open, 1)
 	k.drop(r)
-	require.NoError(t, o.compare(120e9, 0, foundOwner))
+	require.NoError(t, o.compare(120e9, 120e9, 0, foundOwner))
 	require.Equal(t, []string{"end evicted web-1"}, endsOf(o, 130))
 }
 
@@ -202,7 +227,7 @@ func TestOpenBounded(t *testing.T) {
 		o.begin(&r, webOwner)
 		began++
 		if o.due() {
-			require.NoError(t, o.compare(uint64(i), 0, foundOwner))
+			require.NoError(t, o.compare(uint64(i), 0, 0, foundOwner))
 		}
 		ended += len(o.ended(0, batchSize, clock{}))
 		require.LessOrEqual(t, len(o.open)+len(o.order), 2*o.room)

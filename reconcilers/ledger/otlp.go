@@ -8,15 +8,9 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"net/netip"
-	"strings"
 	"time"
 
-	common "go.opentelemetry.io/proto/otlp/common/v1"
-	logs "go.opentelemetry.io/proto/otlp/logs/v1"
-	resource "go.opentelemetry.io/proto/otlp/resource/v1"
 	"google.golang.org/protobuf/encoding/protowire"
-	"google.golang.org/protobuf/proto"
 )
 
 const (
@@ -30,7 +24,8 @@ type otlp struct {
 	config   Config
 	endpoint string
 	client   *http.Client // nil: to be made
-	resource *resource.Resource
+	node     string
+	encoder  logEncoder
 }
 
 func newOTLP(config Config, node string) (*otlp, error) {
@@ -38,29 +33,12 @@ func newOTLP(config Config, node string) (*otlp, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &otlp{
-		config:   config,
-		endpoint: endpoint.String(),
-		resource: &resource.Resource{Attributes: []*common.KeyValue{
-			text("service.name", "sluice"), text("k8s.node.name", node),
-		}},
-	}, nil
+	return &otlp{config: config, endpoint: endpoint.String(), node: node}, nil
 }
 
 // write implements output. What the server refuses for good is lost.
 func (o *otlp) write(ctx context.Context, records []Record) (done, lost int, err error) {
-	scope := &logs.ScopeLogs{Scope: &common.InstrumentationScope{Name: "sluice.ledger"}}
-	for i := range records {
-		scope.LogRecords = append(scope.LogRecords, logRecord(&records[i]))
-	}
-	// It has the fields of an ExportLogsServiceRequest, whose package needs gRPC.
-	body, err := proto.Marshal(&logs.LogsData{ResourceLogs: []*logs.ResourceLogs{
-		{Resource: o.resource, ScopeLogs: []*logs.ScopeLogs{scope}},
-	}})
-	if err != nil {
-		return 0, 0, fmt.Errorf("encode logs of the ledger: %w", err)
-	}
-	response, err := o.post(ctx, body)
+	response, err := o.post(ctx, o.encoder.request(records, o.node))
 	if err != nil {
 		return 0, 0, fmt.Errorf("send logs of the ledger: %w", err)
 	}
@@ -148,60 +126,4 @@ func field(message []byte, wanted protowire.Type) []byte {
 		message = message[n:]
 	}
 	return nil
-}
-
-// logRecord returns a record as a log, with the names of OpenTelemetry's conventions where
-// there are some.
-func logRecord(r *Record) *logs.LogRecord {
-	attributes := []*common.KeyValue{}
-	add := func(key, value string) {
-		if value != "" {
-			attributes = append(attributes, text(key, value))
-		}
-	}
-	addPeer := func(key string, peer netip.AddrPort) {
-		if peer.IsValid() {
-			attributes = append(attributes, text(key+".address", peer.Addr().String()),
-				number(key+".port", int64(peer.Port())))
-		}
-	}
-	add("sluice.ledger.reason", r.Reason)
-	add("k8s.namespace.name", r.Namespace)
-	add("k8s.pod.name", r.Pod)
-	add("sluice.pod.node", r.Node)
-	add("network.transport", strings.ToLower(r.Protocol))
-	addPeer("source", r.PodAddress)
-	addPeer("sluice.egress", r.Egress)
-	addPeer("destination", r.Destination)
-	if r.ID != 0 {
-		attributes = append(attributes, number("sluice.ledger.id", int64(r.ID)))
-	}
-	if r.Count != 0 {
-		attributes = append(attributes, number("sluice.ledger.count", int64(r.Count)))
-	}
-	if r.Event == End {
-		add("sluice.ledger.began", r.Began.Format(time.RFC3339Nano))
-		add("sluice.ledger.last_used", r.LastUsed.Format(time.RFC3339))
-	}
-	severity := logs.SeverityNumber_SEVERITY_NUMBER_INFO
-	if r.Event == Missing {
-		severity = logs.SeverityNumber_SEVERITY_NUMBER_WARN
-	}
-	return &logs.LogRecord{
-		TimeUnixNano: uint64(r.Time.UnixNano()), SeverityNumber: severity,
-		EventName: "sluice.ledger." + string(r.Event), Attributes: attributes,
-		Body: &common.AnyValue{Value: &common.AnyValue_StringValue{StringValue: string(r.Event)}},
-	}
-}
-
-func text(key, value string) *common.KeyValue {
-	return &common.KeyValue{Key: key, Value: &common.AnyValue{
-		Value: &common.AnyValue_StringValue{StringValue: value},
-	}}
-}
-
-func number(key string, value int64) *common.KeyValue {
-	return &common.KeyValue{Key: key, Value: &common.AnyValue{
-		Value: &common.AnyValue_IntValue{IntValue: value},
-	}}
 }

@@ -44,24 +44,45 @@ func TestRotation(t *testing.T) {
 		time.Sleep(2 * time.Millisecond) // files have names by the millisecond
 	}
 	require.NoError(t, f.close())
-	var files []string
+	var files []*os.File
 	await.True(t, func() bool {
+		for _, f := range files {
+			require.NoError(t, f.Close())
+		}
 		var err error
-		files, err = filesOf(path)
+		files, err = openFiles(path)
 		require.NoError(t, err)
 		return len(files) == 3
 	})
 	next := uint64(0)
-	for _, name := range files {
-		info, err := os.Stat(name)
+	for _, file := range files {
+		defer file.Close()
+		info, err := file.Stat()
 		require.NoError(t, err)
 		require.LessOrEqual(t, info.Size(), int64(1<<20))
-		for _, r := range lines(t, name) {
+		for _, r := range lines(t, file.Name()) {
 			require.True(t, next == 0 || r.ID == next, "%d follows %d", r.ID, next)
 			next = r.ID + 1
 		}
 	}
 	require.EqualValues(t, all+1, next)
+}
+
+// TestFileRemoved: if another program removes or renames the file, a new one begins.
+func TestFileRemoved(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "ledger.jsonl")
+	f := newFile(path, 1, 2)
+	for i, away := range []func() error{
+		func() error { return os.Remove(path) },
+		func() error { return os.Rename(path, path+".1") },
+		func() error { return nil },
+	} {
+		_, _, err := f.write(t.Context(), numbered(1+i, 1))
+		require.NoError(t, err)
+		require.Equal(t, numbered(1+i, 1), lines(t, path))
+		require.NoError(t, away())
+	}
+	require.NoError(t, f.close())
 }
 
 // tornWriter takes so many bytes, and then fails.
@@ -277,7 +298,9 @@ func TestOTLP(t *testing.T) {
 	a.known()
 	now := time.Now()
 	k.write(raw(bpf.LedgerBegin, now, now), 1)
-	k.write(raw(bpf.LedgerReused, now.Add(time.Second), now), 1)
+	k.write(raw(bpf.LedgerReused, now.Add(time.Second), now, func(r *bpf.LedgerRecord) {
+		r.Used = uint32(monotonic(now) / 1e9)
+	}), 1)
 	require.Contains(t, a.says("record.otlp", cell.StatusDegraded), "503 Service Unavailable")
 	c.status.Store(0)
 	await.True(t, func() bool { return len(c.received()) == 3 })

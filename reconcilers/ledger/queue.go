@@ -12,7 +12,7 @@ import (
 )
 
 const (
-	queueSize = 1 << 16 // records that an output may be behind
+	queueSize = 1 << 17 // records that an output may be behind
 	batchSize = 4096    // records that it is given at once, at most
 
 	retryMin = 100 * time.Millisecond
@@ -94,6 +94,13 @@ func missing(n uint64, reason string) Record {
 }
 
 func (q *queue) drop(n int) { q.metrics.records.WithLabelValues(q.name, "lost").Add(float64(n)) }
+
+// waiting returns how many records are lost if the agent is killed now.
+func (q *queue) waiting() int {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return len(q.pending) + int(q.lost)
+}
 
 // take returns what is to be written next.
 func (q *queue) take() []Record {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/cilium/ebpf/ringbuf"
 	"github.com/cilium/hive/cell"
+	"github.com/cilium/statedb"
 
 	"github.com/sluice-net/sluice/bpf"
 )
@@ -24,6 +25,10 @@ const (
 	// that have no end. It is longer if a comparison takes more than a hundredth of it.
 	compareInterval = 10 * time.Second
 	compareRest     = 100 // times as long as one takes
+
+	// recent is how long a pod that has an address now has had it at least: a pod is not gone, and
+	// the next one is not created, in less.
+	recent = time.Second
 
 	// endDelay is how long after a translation is removed its end is recorded, at most: a program
 	// does the one right after the other.
@@ -40,11 +45,15 @@ type reader struct {
 	stateDir     StateDir
 	compareEvery time.Duration
 
-	ledger *bpf.Ledger
-	told   uint64 // missing records that were told
-	open   *openSet
-	next   time.Time // when to compare again
-	readTo uint64    // all records of before are read, nanoseconds of CLOCK_MONOTONIC
+	ledger  *bpf.Ledger
+	started bool
+	told    uint64 // missing records that were told
+	written uint64 // of these, what the outputs have written
+	inHand  uint64 // as noted in the kernel
+	open    *openSet
+	next    time.Time // when to compare again
+	clock   clock     // as last read
+	readTo  uint64    // all records of before are read, nanoseconds of CLOCK_MONOTONIC
 }
 
 // run reads until the context ends, and returns when all is written.
@@ -78,10 +87,16 @@ func (r *reader) run(ctx context.Context, health cell.Health) error {
 	if err := errors.Join(errs...); err != nil {
 		return err // the next agent says that something may be missing
 	}
+	if !r.started {
+		return nil
+	}
 	if err := r.open.save(r.stateDir); err != nil {
 		return err
 	}
-	return r.ledger.SetReading(bpf.LedgerReadCleanly)
+	if err := r.ledger.Tell(r.told); err != nil {
+		return err
+	}
+	return r.ledger.SetReading(bpf.LedgerReadCleanly, 0)
 }
 
 // read reads until it fails or the context ends.
@@ -111,9 +126,12 @@ func (r *reader) read(ctx context.Context, health cell.Health) error {
 					return err
 				}
 			}
-			r.addEnded(ctx)
+			r.addFound(ctx)
 		}
 		if stops {
+			for len(r.open.found) > 0 { // the next agent takes them for known
+				r.addFound(ctx)
+			}
 			return nil
 		}
 		if !time.Now().Before(r.next) {
@@ -130,24 +148,65 @@ func (r *reader) read(ctx context.Context, health cell.Health) error {
 
 // start records that an agent begins to read, and what became of the one before.
 func (r *reader) start(ctx context.Context) error {
-	before, err := r.ledger.Reading()
+	if r.started {
+		return nil
+	}
+	before, inHand, err := r.ledger.Reading()
 	if err != nil {
 		return err
 	}
 	if _, r.told, err = r.ledger.Missed(); err != nil {
 		return err
 	}
-	reason := map[bpf.LedgerReading]string{
-		bpf.LedgerBeingRead: StartKilled, bpf.LedgerReadCleanly: StartStopped,
-	}[before]
-	if reason == "" {
-		reason = StartNew
-	}
-	r.add(ctx, []Record{{Time: time.Now().Round(0).UTC(), Event: Start, Reason: reason}})
-	if err := r.open.restore(r.stateDir, before == bpf.LedgerReadCleanly); err != nil {
+	r.written = r.told
+	restored, err := r.open.restore(r.stateDir, before == bpf.LedgerReadCleanly)
+	if err != nil {
 		return err
 	}
-	return r.ledger.SetReading(bpf.LedgerBeingRead)
+	reason := StartNew
+	switch {
+	case before == bpf.LedgerReadCleanly && (restored || r.stateDir == ""):
+		reason = StartStopped
+	case before != bpf.LedgerUnread: // or what it has saved is gone
+		reason = StartKilled
+	}
+	for _, q := range r.queues {
+		r.metrics.records.WithLabelValues(q.name, "uncertain").Add(float64(inHand))
+	}
+	r.clock, r.started = newClock(), true
+	r.add(ctx, []Record{{Time: r.clock.now, Event: Start, Reason: reason, Count: inHand}})
+	return r.ledger.SetReading(bpf.LedgerBeingRead, r.inHand)
+}
+
+// note notes in the kernel how many records would be lost if the agent was killed: those that the
+// outputs have not written, and so many that are read now.
+func (r *reader) note(reads int) error {
+	waiting := 0
+	for _, q := range r.queues {
+		waiting = max(waiting, q.waiting())
+	}
+	if waiting == 0 && r.written != r.told {
+		if err := r.ledger.Tell(r.told); err != nil {
+			return err
+		}
+		r.written = r.told
+	}
+	inHand := uint64(waiting + reads)
+	if inHand == r.inHand {
+		return nil
+	}
+	r.inHand = inHand
+	return r.ledger.SetReading(bpf.LedgerBeingRead, inHand)
+}
+
+// readClock reads the clocks, and records if the time of day was set since they were read before.
+func (r *reader) readClock(ctx context.Context) clock {
+	before := r.clock
+	r.clock = newClock()
+	if step := r.clock.step(before); step.Abs() > clockStep {
+		r.add(ctx, []Record{{Time: r.clock.now, Event: Clock, Step: step.String()}})
+	}
+	return r.clock
 }
 
 // awaitNames waits until the pods are known, but not until the buffer is full.
@@ -169,24 +228,31 @@ func (r *reader) awaitNames(ctx context.Context, rd *ringbuf.Reader) {
 
 // batch passes on some records. It reports whether there may be more.
 func (r *reader) batch(ctx context.Context, rd *ringbuf.Reader) (more bool, err error) {
-	r.metrics.used.Set(float64(rd.AvailableBytes()) / float64(rd.BufferSize()))
-	var sample ringbuf.Record
-	records := make([]Record, 0, min(batchSize, rd.AvailableBytes()/bpf.LedgerRecordBytes+1))
-	txn, now, told := r.names.db.ReadTxn(), newClock(), r.told
-	for len(records) < batchSize {
-		if rd.AvailableBytes() == 0 {
-			r.readTo = uint64(now.monotonic)
-			break
-		}
+	available := rd.AvailableBytes()
+	r.metrics.used.Set(float64(available) / float64(rd.BufferSize()))
+	reads := min(batchSize, available/bpf.LedgerRecordBytes)
+	if err := r.note(reads); err != nil {
+		return false, err
+	}
+	var (
+		sample     ringbuf.Record
+		unreadable uint64
+		readErr    error
+	)
+	records := make([]Record, 0, reads)
+	txn, now, told := r.names.db.ReadTxn(), r.readClock(ctx), r.told
+	for range reads {
 		err := rd.ReadInto(&sample)
 		if errors.Is(err, os.ErrDeadlineExceeded) {
 			break
 		} else if err != nil {
-			return false, fmt.Errorf("read map %s: %w", bpf.LedgerMap, err)
+			readErr = fmt.Errorf("read map %s: %w", bpf.LedgerMap, err)
+			break
 		}
 		raw, err := bpf.DecodeLedger(sample.RawSample)
-		if err != nil {
-			return false, err
+		if err != nil { // it is of programs of another version
+			unreadable++
+			continue
 		}
 		// The number of missing records is told modulo 2^32. CPUs may write in another order.
 		if n := raw.Missing - uint32(told); int32(n) > 0 {
@@ -194,15 +260,24 @@ func (r *reader) batch(ctx context.Context, rd *ringbuf.Reader) (more bool, err 
 			records = append(records, missing(uint64(n), MissingBuffer))
 		}
 		record := recordOf(&raw, now)
-		if addr := record.PodAddress.Addr(); record.Event == Begin {
-			by := r.names.begin(txn, addr, record.Time)
+		if record.Event == Begin {
+			by := r.ownerAt(txn, &raw, now)
 			record.setPod(by)
 			r.open.begin(&raw, by)
 		} else {
-			record.setPod(r.names.end(txn, addr, record.Began))
-			r.open.end(&raw)
+			by, known := r.open.end(&raw)
+			if !known {
+				by = r.names.since(txn, raw.Pod.Addr(), record.Began)
+			}
+			record.setPod(by)
 		}
 		records = append(records, record)
+	}
+	if unreadable > 0 {
+		records = append(records, missing(unreadable, MissingVersion))
+	}
+	if rd.AvailableBytes() == 0 {
+		r.readTo = uint64(now.monotonic)
 	}
 	if len(records) == 0 { // what is missing may be the last there was
 		missed, _, err := r.ledger.Missed()
@@ -212,11 +287,17 @@ func (r *reader) batch(ctx context.Context, rd *ringbuf.Reader) (more bool, err 
 		records, told = append(records, missing(missed-r.told, MissingBuffer)), missed
 	}
 	r.add(ctx, records)
-	if told != r.told {
-		r.told = told
-		return true, r.ledger.Tell(told)
+	r.told = told
+	return reads == batchSize, readErr
+}
+
+// ownerAt returns what had the address of a begin. Of one that has just been it is what has it
+// now: no other pod gets it so soon, and the clock by which pods have their times may be another.
+func (r *reader) ownerAt(txn statedb.ReadTxn, begin *bpf.LedgerRecord, now clock) owner {
+	if begin.Time+uint64(recent) > uint64(now.monotonic) {
+		return r.names.now(txn, begin.Pod.Addr())
 	}
-	return len(records) >= batchSize, nil
+	return r.names.since(txn, begin.Pod.Addr(), now.at(begin.Time))
 }
 
 // compare finds translations that the kernel has evicted.
@@ -226,17 +307,21 @@ func (r *reader) compare() error {
 		return err
 	}
 	txn, now, begun := r.names.db.ReadTxn(), newClock(), time.Now()
-	err = r.open.compare(uint64(now.monotonic), missed, func(addr bpf.Address, began uint64) owner {
-		return r.names.end(txn, addr.Addr(), now.at(began))
-	})
+	find := func(addr bpf.Address, began uint64) owner {
+		return r.names.since(txn, addr.Addr(), now.at(began))
+	}
+	err = r.open.compare(uint64(now.monotonic), r.readTo, missed, find)
 	r.next = time.Now().Add(max(r.compareEvery, compareRest*time.Since(begun)))
 	r.metrics.open.Set(float64(len(r.open.open)))
 	return err
 }
 
-// addEnded records ends that the kernel has not recorded.
-func (r *reader) addEnded(ctx context.Context) {
-	records := r.open.ended(r.readTo, batchSize, newClock())
+// addFound records begins and ends that the kernel has not recorded.
+func (r *reader) addFound(ctx context.Context) {
+	if begun := r.open.begun(batchSize, r.clock); len(begun) > 0 {
+		r.add(ctx, begun)
+	}
+	records := r.open.ended(r.readTo, batchSize, r.clock)
 	for _, record := range records {
 		r.metrics.found.WithLabelValues(record.Reason).Inc()
 	}

@@ -27,6 +27,13 @@ func began(at int, pod string, port uint16, id uint64) Record {
 	}
 }
 
+// found is a begin that the agent writes again, of a translation that has begun before.
+func found(from int, pod string, port uint16, id uint64) Record {
+	r := began(from, pod, port, id)
+	r.Reason = BeginFound
+	return r
+}
+
 func podOf(pod string) netip.AddrPort {
 	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 1, 0, pod[len(pod)-1]}), 4660)
 }
@@ -79,10 +86,11 @@ func TestSearch(t *testing.T) {
 		Record{Time: second(45), Event: Missing, Reason: MissingBuffer, Count: 3},
 		began(50, "web-4", 40002, 15),
 		ended(41, 40, "web-2", 40000, 13, EndEvicted),
-		began(60, "web-5", 40000, 16), // the end of web-2 comes a moment later
-		ended(60, 41, "web-2", 40000, 14, "reused"),
+		began(60, "web-5", 40000, 16), // the end of web-2 is written a moment later
+		ended(61, 41, "web-2", 40000, 14, "reused"),
 		Record{Time: second(70), Event: Start, Reason: StartStopped},
-		Record{Time: second(80), Event: Start, Reason: StartKilled},
+		Record{Time: second(80), Event: Start, Reason: StartKilled, Count: 7},
+		found(11, "web-2", 40001, 11), // goes on
 		Record{Time: second(90), Event: Start, Reason: StartNew},
 		began(100, "web-6", 40000, 1),
 	)
@@ -93,27 +101,27 @@ func TestSearch(t *testing.T) {
 		{Question{Port: 40000}, []string{
 			"web-0:40000 -600..5 expired", "web-1:40000 10..30 expired",
 			"web-2:40000 40..41 evicted", "web-2:40000 41..60 reused",
-			"web-5:40000 60..90 unknown", "web-6:40000 100..-",
+			"web-5:40000 60..80 unknown", "web-6:40000 100..-",
 		}},
-		{Question{Port: 40000, At: second(-1)}, []string{"web-0:40000 -600..5 expired"}},
-		{Question{Port: 40000, At: second(10)}, []string{"web-1:40000 10..30 expired"}},
-		{Question{Port: 40000, At: second(35)}, nil},
-		{Question{Port: 40000, At: second(55)}, []string{"web-2:40000 41..60 reused"}},
-		{Question{Port: 40000, At: second(1000)}, []string{"web-6:40000 100..-"}},
-		{Question{Port: 40002}, []string{"web-3:40002 20..50 evicted", "web-4:40002 50..90 unknown"}},
+		{Question{Port: 40000, From: second(-1)}, []string{"web-0:40000 -600..5 expired"}},
+		{Question{Port: 40000, From: second(10)}, []string{"web-1:40000 10..30 expired"}},
+		{Question{Port: 40000, From: second(35)}, nil},
+		{Question{Port: 40000, From: second(55)}, []string{"web-2:40000 41..60 reused"}},
+		{Question{Port: 40000, From: second(1000)}, []string{"web-6:40000 100..-"}},
+		{Question{Port: 40002}, []string{"web-3:40002 20..50 evicted", "web-4:40002 50..80 unknown"}},
 		{Question{Port: 4000}, nil},
 		{
-			Question{At: second(25)},
+			Question{From: second(25)},
 			[]string{"web-1:40000 10..30 expired", "web-2:40001 11..90 unknown", "web-3:40002 20..50 evicted"},
 		},
-		{Question{At: second(25), Protocol: "udp"}, nil},
+		{Question{From: second(25), Protocol: "udp"}, nil},
 		{
-			Question{At: second(12), Protocol: "tcp", Destination: server},
+			Question{From: second(12), Protocol: "tcp", Destination: server},
 			[]string{"web-1:40000 10..30 expired", "web-2:40001 11..90 unknown"},
 		},
-		{Question{At: second(12), Destination: netip.AddrPortFrom(server.Addr(), 80)}, nil},
+		{Question{From: second(12), Destination: netip.AddrPortFrom(server.Addr(), 80)}, nil},
 		{
-			Question{At: second(12), Destination: netip.AddrPortFrom(server.Addr(), 0)},
+			Question{From: second(12), Destination: netip.AddrPortFrom(server.Addr(), 0)},
 			[]string{"web-1:40000 10..30 expired", "web-2:40001 11..90 unknown"},
 		},
 		{Question{Egress: netip.MustParseAddr("198.51.100.70")}, nil},
@@ -141,6 +149,81 @@ func TestSearchIPv6(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, []string{"web-1:40000 1..-"}, told(answer))
 	}
+}
+
+// TestSearchBroken: what cannot be read, as after the node has lost its power, is told, and hides
+// nothing else.
+func TestSearchBroken(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "ledger.jsonl")
+	writeLines(t, path, began(1, "web-1", 40000, 1))
+	text, err := os.ReadFile(path)
+	require.NoError(t, err)
+	zeros := strings.Repeat("\x00", maxLine+1)
+	other := strings.ReplaceAll(string(text), "40000", "40001")
+	broken := string(text) + zeros + "\n" + zeros[:5] + "\n" + other
+	require.NoError(t, os.WriteFile(path, []byte(broken), 0o600))
+	answer, err := Search(path, Question{Egress: egress.Addr()})
+	require.NoError(t, err)
+	require.Equal(t, []string{"web-1:40000 1..- unknown", "web-1:40001 1..-"}, told(answer))
+	require.Equal(t, []string{"missing lines"}, events(answer.Missing))
+	require.EqualValues(t, 2, answer.Missing[0].Count)
+	require.Equal(t, second(1), answer.Missing[0].Time)
+}
+
+// TestSearchOutOfOrder: a clock that is set back gives a file a name that sorts before others, and
+// CPUs do not wait for each other: a begin may come after its end.
+func TestSearchOutOfOrder(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "ledger.jsonl")
+	writeLines(t, path,
+		ended(20, 10, "web-1", 40000, 10, "expired"),
+		Record{Time: second(5), Event: Clock, Step: "-15s"},
+		began(30, "web-2", 40000, 30),
+		began(10, "web-1", 40000, 10), began(25, "web-3", 40000, 25),
+	)
+	answer, err := Search(path, Question{Egress: egress.Addr()})
+	require.NoError(t, err)
+	require.Equal(t, []string{
+		"web-1:40000 10..20 expired", "web-3:40000 25..30 evicted", "web-2:40000 30..-",
+	}, told(answer))
+	require.Len(t, answer.Clock, 1)
+}
+
+// TestSearchLostEnd: an end may be among records that could not be written.
+func TestSearchLostEnd(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "ledger.jsonl")
+	writeLines(t, path,
+		began(1, "web-1", 40000, 1), began(2, "web-2", 40001, 2),
+		Record{Time: second(3), Event: Missing, Reason: MissingOutput, Count: 5},
+		began(4, "web-3", 40002, 4),
+		ended(5, 2, "web-2", 40001, 2, "expired"),
+	)
+	answer, err := Search(path, Question{Egress: egress.Addr()})
+	require.NoError(t, err)
+	require.Equal(t, []string{
+		"web-1:40000 1..- unknown", "web-2:40001 2..5 expired", "web-3:40002 4..-",
+	}, told(answer))
+}
+
+// TestSearchAsRotated: a file that is put aside while it is searched is not left out.
+func TestSearchAsRotated(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "ledger.jsonl")
+	writeLines(t, path, began(1, "web-1", 40000, 1))
+	last, err := os.Open(path)
+	require.NoError(t, err)
+	defer last.Close()
+	aside := filepath.Join(dir, "ledger-2026-11-24T12-01-00.000.jsonl")
+	require.NoError(t, os.Rename(path, aside))
+	files, err := openFiles(path)
+	require.NoError(t, err)
+	require.Len(t, files, 1)
+	defer files[0].Close()
+	require.True(t, sameFile(last, files[0]))
+	require.NoError(t, os.Link(aside, path)) // as if opened before it was renamed
+	files, err = openFiles(path)
+	require.NoError(t, err)
+	require.Len(t, files, 1)
+	require.NoError(t, files[0].Close())
 }
 
 // TestSearchWhileWriting: a line that is not finished is left out, whether another follows or not.

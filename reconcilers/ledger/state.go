@@ -64,17 +64,18 @@ func stateOf(key tuple, t translation) openState {
 	}
 }
 
-// restore takes in what the agent before has saved, if that has stopped, and removes it.
-func (o *openSet) restore(dir StateDir, stopped bool) error {
+// restore takes in what the agent before has saved, if that has stopped, and removes it. It
+// reports whether there was something, though that may be empty.
+func (o *openSet) restore(dir StateDir, stopped bool) (restored bool, err error) {
 	if dir == "" {
-		return nil
+		return false, nil
 	}
 	path := filepath.Join(string(dir), StateFile)
 	f, err := os.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil
+		return false, nil
 	} else if err != nil {
-		return fmt.Errorf("restore translations without end: %w", err)
+		return false, fmt.Errorf("restore translations without end: %w", err)
 	}
 	defer f.Close()
 	from := gob.NewDecoder(bufio.NewReader(f))
@@ -89,7 +90,8 @@ func (o *openSet) restore(dir StateDir, stopped bool) error {
 		err = nil
 	}
 	if err = errors.Join(err, os.Remove(path)); err != nil {
-		return fmt.Errorf("restore translations without end: %w", err)
+		clear(o.open)
+		return false, fmt.Errorf("restore translations without end: %w", err)
 	}
-	return nil
+	return stopped, nil
 }

@@ -81,6 +81,12 @@ func (c *change) listDevice(d *tables.Device) {
 // or joins a VRF go silently, or their next hop is dead; a dead one comes back
 // to life as silently. That the device is down may be known from a listing.
 func (c *change) announceDevice(d *tables.Device) {
+	if hasQueues(d) {
+		if former, found := get(c, c.devices, d); found {
+			d.Qdiscs = former.Qdiscs
+		}
+		c.stale |= devices
+	}
 	if c.putDevice(d) || !d.Up || c.deadHops {
 		c.staleRoutesOf(d)
 	}

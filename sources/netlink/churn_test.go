@@ -96,7 +96,10 @@ func (c *churn) device() vn.Link {
 func (c *churn) step() {
 	steps := []func(){
 		func() {
-			_ = c.LinkAdd(&vn.Veth{LinkAttrs: vn.LinkAttrs{Name: fmt.Sprintf("veth%d", c.IntN(3))}, PeerName: fmt.Sprintf("peer%d", c.IntN(3))})
+			_ = c.LinkAdd(&vn.Veth{
+				LinkAttrs: vn.LinkAttrs{Name: fmt.Sprintf("veth%d", c.IntN(3)), NumTxQueues: 2},
+				PeerName:  fmt.Sprintf("peer%d", c.IntN(3)),
+			})
 		},
 		func() {
 			if l := c.device(); l.Type() == "veth" && c.IntN(3) == 0 {
@@ -106,6 +109,7 @@ func (c *churn) step() {
 		func() { _ = c.LinkSetUp(c.device()) },
 		func() { _ = c.LinkSetUp(c.device()) },
 		func() { _ = c.LinkSetDown(c.device()) },
+		c.qdisc,
 		func() {
 			l := c.device()
 			if l.Attrs().Flags&net.FlagUp != 0 { // the kernel does not announce it otherwise
@@ -132,6 +136,24 @@ func (c *churn) step() {
 		func() { _ = c.NeighDel(c.bridgeEntry()) },
 	}
 	steps[c.IntN(len(steps))]()
+}
+
+// qdisc gives a device, or the first queue of one that has several, a queueing discipline.
+func (c *churn) qdisc() {
+	kind := []string{"mq", "pfifo", "pfifo_fast"}[c.IntN(3)]
+	attrs := vn.QdiscAttrs{LinkIndex: c.device().Attrs().Index, Parent: vn.HANDLE_ROOT}
+	switch {
+	case kind == "mq":
+		attrs.Handle = vn.MakeHandle(1, 0)
+	case c.IntN(2) == 0:
+		attrs.Parent = vn.MakeHandle(1, 1)
+	}
+	q := &vn.GenericQdisc{QdiscAttrs: attrs, QdiscType: kind}
+	if c.IntN(4) == 0 {
+		_ = c.QdiscDel(q)
+		return
+	}
+	_ = c.QdiscReplace(q)
 }
 
 func (c *churn) address() *vn.Addr {

@@ -57,6 +57,8 @@ func decodeEvent(m syscall.NetlinkMessage) (event, error) {
 		}
 	case unix.RTM_DELNEXTHOP:
 		return event{stale: routes}, nil
+	case unix.RTM_NEWQDISC, unix.RTM_DELQDISC:
+		return decodeQdiscEvent(m.Data)
 	}
 	return event{}, nil
 }
@@ -156,6 +158,8 @@ func decodeLink(data []byte) (*tables.Device, error) {
 			d.ParentIndex = v.int(value)
 		case unix.IFLA_LINK_NETNSID:
 			d.PeerNetNSID = v.int(value)
+		case unix.IFLA_QDISC:
+			d.Qdiscs = []string{text(value)}
 		case unix.IFLA_LINKINFO:
 			v.attributes(value, func(typ uint16, value []byte) {
 				if typ == unix.IFLA_INFO_KIND {

@@ -41,6 +41,7 @@ func TestDecodeLink(t *testing.T) {
 		attr(unix.IFLA_MASTER, u32(3)...),
 		attr(unix.IFLA_LINK, u32(8)...),
 		attr(unix.IFLA_LINK_NETNSID, u32(2)...),
+		attr(unix.IFLA_QDISC, []byte("fq\x00")...),
 		attr(unix.IFLA_LINKINFO|unix.NLA_F_NESTED, attr(unix.IFLA_INFO_KIND, []byte("veth")...)...),
 		attr(unix.IFLA_PROP_LIST|unix.NLA_F_NESTED, slices.Concat(
 			attr(unix.IFLA_ALT_IFNAME, []byte("one\x00")...), attr(unix.IFLA_ALT_IFNAME, []byte("two\x00")...))...),
@@ -48,7 +49,7 @@ func TestDecodeLink(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, &tables.Device{
 		Index: 7, Name: "eth0", AltNames: []string{"one", "two"}, Type: "veth", Up: true, OperUp: true, MTU: 1450,
-		MAC: "0a:58:00:00:00:01", MasterIndex: 3, ParentIndex: 8, PeerNetNSID: 2,
+		MAC: "0a:58:00:00:00:01", MasterIndex: 3, ParentIndex: 8, PeerNetNSID: 2, Qdiscs: []string{"fq"},
 	}, d)
 
 	d, err = decodeLink(link(unix.AF_UNSPEC, 1, unix.IFF_LOOPBACK, attr(unix.IFLA_ADDRESS, 0, 0, 0, 0, 0, 0)))

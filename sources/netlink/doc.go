@@ -14,7 +14,8 @@
 // event makes a kind of row stale, and the kind is listed again at once. So is
 // everything when the subscription breaks or overflows, and every few minutes
 // in case something was missed. A listing writes only what differs. What nothing
-// announces waits for that: an alternative name given to a device that is down.
+// announces waits for that: an alternative name given to a device that is down,
+// or a queue that a device gets besides those that it has.
 //
 // Reading netlink needs no privileges.
 package netlink

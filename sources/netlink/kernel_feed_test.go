@@ -120,7 +120,8 @@ func TestKernelOfProcess(t *testing.T) {
 	t.Parallel()
 	v := start(t, Cell)
 	v.await(t, "the loopback device", func(s State) bool {
-		return v.initialized() && v.healthy() && hasRow(s.Devices, "1", "lo", "*", "loopback", "*", "*", "*", "*", "*", "*", "*")
+		return v.initialized() && v.healthy() &&
+			hasRow(s.Devices, "1", "lo", "*", "loopback", "*", "*", "*", "*", "*", "*", "*", "*")
 	})
 }
 

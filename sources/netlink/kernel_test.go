@@ -29,7 +29,8 @@ func TestKernelDevices(t *testing.T) {
 	n := newNamespace(t)
 	v := n.start()
 	v.await(t, "the loopback device", func(s State) bool {
-		return v.initialized() && hasRow(s.Devices, "1", "lo", "-", "loopback", "false", "false", "65536", "-", "-", "-", "-")
+		return v.initialized() && hasRow(s.Devices, "1", "lo", "-", "loopback", "false", "false",
+			"65536", "-", "-", "-", "-", "noop")
 	})
 	v.await(t, "health, which is told after the tables", func(State) bool { return v.healthy() })
 
@@ -37,7 +38,7 @@ func TestKernelDevices(t *testing.T) {
 	left, right := n.link("left").Attrs(), n.link("right").Attrs()
 	v.await(t, "the pair", func(s State) bool {
 		return hasRow(s.Devices, strconv.Itoa(left.Index), "left", "-", "veth", "true", "true", "1500",
-			left.HardwareAddr.String(), "-", strconv.Itoa(right.Index), "-")
+			left.HardwareAddr.String(), "-", strconv.Itoa(right.Index), "-", "noqueue")
 	})
 
 	require.NoError(t, n.LinkAdd(&vn.Bridge{LinkAttrs: vn.LinkAttrs{Name: "bridge"}}))
@@ -66,7 +67,8 @@ func TestKernelDevices(t *testing.T) {
 	require.NoError(t, n.LinkSetMTU(n.link("renamed"), 1400))
 	require.NoError(t, n.LinkSetDown(n.link("renamed")))
 	v.await(t, "down", func(s State) bool {
-		return hasRow(s.Devices, strconv.Itoa(left.Index), "renamed", "an-alternative-name-longer-than-15", "veth", "false", "false", "1400", "*", "*", "*", "*")
+		return hasRow(s.Devices, strconv.Itoa(left.Index), "renamed",
+			"an-alternative-name-longer-than-15", "veth", "false", "false", "1400", "*", "*", "*", "*", "*")
 	})
 
 	require.NoError(t, n.LinkDel(n.link("renamed")))

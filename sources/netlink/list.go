@@ -67,13 +67,17 @@ func (d *dumper) devices() error {
 	request = binary.NativeEndian.AppendUint16(request, 8)
 	request = binary.NativeEndian.AppendUint16(request, unix.IFLA_EXT_MASK)
 	request = binary.NativeEndian.AppendUint32(request, rtextFilterSkipStats)
-	return d.dump("devices", unix.RTM_GETLINK, unix.RTM_NEWLINK, request, func(data []byte) error {
+	err := d.dump("devices", unix.RTM_GETLINK, unix.RTM_NEWLINK, request, func(data []byte) error {
 		dev, err := decodeLink(data)
 		if dev != nil {
 			d.listing.Devices = append(d.listing.Devices, dev)
 		}
 		return err
 	})
+	if err != nil {
+		return err
+	}
+	return d.qdiscs()
 }
 
 func (d *dumper) addresses() error {

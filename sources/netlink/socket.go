@@ -61,7 +61,7 @@ func refused(err error) bool {
 func (k *socketKernel) subscribe() (feed, error) {
 	s, err := nl.SubscribeAt(k.namespace, netns.None(), unix.NETLINK_ROUTE,
 		unix.RTNLGRP_LINK, unix.RTNLGRP_NEIGH, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR,
-		unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_NEXTHOP)
+		unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_NEXTHOP, unix.RTNLGRP_TC)
 	if err != nil {
 		return nil, fmt.Errorf("subscribe to netlink: %w", err)
 	}

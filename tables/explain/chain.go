@@ -30,13 +30,14 @@ func (e *Explainer) asPeer(txn statedb.ReadTxn, p *Party) {
 	if !found {
 		return
 	}
-	p.Refused = class.Refused
+	p.Precision = class.Precision
 	for _, number := range class.Selectors {
 		if s, _, ok := e.t.Selectors.Get(txn, tables.SelectorByNumber(number)); ok {
 			p.PeerSelectors = append(p.PeerSelectors, s.Text)
 		}
 	}
 	slices.Sort(p.PeerSelectors)
+	p.PeerSelectors = slices.Compact(p.PeerSelectors) // two may differ by whose they are
 }
 
 // asPod follows a party from its address to its ruleset, and adds the policies of that.

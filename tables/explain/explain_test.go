@@ -117,7 +117,7 @@ func TestPolicyJSON(t *testing.T) {
 		Life: tables.Life{Number: 3},
 		SelectorSpec: tables.SelectorSpecs([]tables.PolicyPeer{
 			{Kind: tables.PeerPods, Pods: tables.EgressSelector{Pods: "app=client"}},
-		})[0],
+		}, "")[0],
 	}
 	tablestest.Insert(w.t, w.DB, w.Selectors, selector)
 	tablestest.Insert(w.t, w.DB, w.Classes, &tables.Class{
@@ -256,6 +256,24 @@ func TestWaits(t *testing.T) {
 	require.Contains(t, page.String(),
 		"\n            member 112 (pods), class 12: no selector\n            waits: member 112: not written yet\n")
 	require.Contains(t, page.String(), "\n            waits: subject 1: "+text+"\n")
+}
+
+// That selectors are left out of the class of a peer is said, and why.
+func TestImpreciseClasses(t *testing.T) {
+	for precision, want := range map[tables.Precision]string{
+		tables.Coarse:  "class 12: no selector\n            COARSE: its namespace has no room",
+		tables.Refused: "class 12: refused, its namespace has no room",
+	} {
+		w := newWorld(t, inMemory(t))
+		tablestest.Insert(w.t, w.DB, w.Classes, &tables.Class{
+			Life: tables.Life{Number: classClient}, Digest: bpf.Digest{classClient}, Precision: precision,
+		})
+		answer, err := w.Policy("shop/client", "shop/web", "80", "")
+		require.NoError(t, err)
+		var page strings.Builder
+		require.NoError(t, answer.Print(&page))
+		require.Contains(t, page.String(), want)
+	}
 }
 
 // An agent that starts fills maps that packets do not meet yet, and says so.

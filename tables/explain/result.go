@@ -2,7 +2,11 @@
 
 package explain
 
-import "net/netip"
+import (
+	"net/netip"
+
+	"github.com/sluice-net/sluice/tables"
+)
 
 // Verdict says whether a packet passes.
 type Verdict string
@@ -49,11 +53,13 @@ type Party struct {
 	Prefix  netip.Prefix `json:"prefix,omitzero"`  // of an entity without a single address
 	Here    bool         `json:"here"`             // a pod of this node
 
-	Scope         string   `json:"scope,omitempty"`   // of the member: pods, node, cluster, world
-	Member        uint32   `json:"member"`            // as a peer
-	Class         uint32   `json:"class"`             // of the member
-	PeerSelectors []string `json:"peerSelectors"`     // that select it as a peer
-	Refused       bool     `json:"refused,omitempty"` // its namespace has no room: drop
+	Scope         string   `json:"scope,omitempty"` // of the member: pods, node, cluster, world
+	Member        uint32   `json:"member"`          // as a peer
+	Class         uint32   `json:"class"`           // of the member
+	PeerSelectors []string `json:"peerSelectors"`   // that select it as a peer
+
+	// Precision of its class: not exact if its namespace has no room for more classes.
+	Precision tables.Precision `json:"precision,omitempty"`
 
 	Subject  *uint32  `json:"subject,omitempty"`  // of a local pod; 0: not known
 	Ruleset  uint32   `json:"ruleset,omitempty"`  // of the subject

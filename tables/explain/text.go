@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"io"
 	"strings"
+
+	"github.com/sluice-net/sluice/tables"
 )
 
 // page collects the lines of an answer for people.
@@ -164,12 +166,16 @@ func (t *page) party(label string, p *Party) {
 		t.line(1, "", "TOO LARGE: %s", p.TooLarge)
 	}
 	switch {
-	case p.Refused:
+	case p.Precision == tables.Refused:
 		t.line(1, "", "member %d (%s), class %d: refused, its namespace has no room",
 			p.Member, p.Scope, p.Class)
 	case p.Member != 0:
 		t.line(1, "", "member %d (%s), class %d: %s",
 			p.Member, p.Scope, p.Class, orNone(p.PeerSelectors, "no selector"))
+	}
+	if p.Precision == tables.Coarse {
+		t.line(1, "", "COARSE: its namespace has no room for more classes, so policies of other "+
+			"namespaces that tell its pods apart allow it nothing")
 	}
 	for _, w := range p.Waits {
 		t.line(1, "", "waits: %s", w)

@@ -9,6 +9,7 @@
 //	nodes, cilium-nodes ─────────────────────────► cluster-nodes ─────► sluice_nodes
 //	local-endpoints ─────────────────────────────► pod-devices ───────► sluice_devices
 //	nodes, devices, monitors, network-policies ──► datapath-config ───► sluice_config
+//	node-addresses, attachments ───────────────────▲
 //	datapath-config, node-addresses, devices ────► overlay-devices ───► the VXLAN device
 //	local-endpoints, egress-exits, devices ──────► attachments ───────► programs at devices
 //	map-pods, map-exits, map-config ───────────────▲

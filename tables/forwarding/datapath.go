@@ -20,6 +20,7 @@ type configParams struct {
 	Configs   statedb.RWTable[*tables.DatapathConfig]
 	Nodes     statedb.Table[*tables.Node]
 	Devices   statedb.Table[*tables.Device]
+	Addresses statedb.Table[*tables.NodeAddress]
 	Monitors  statedb.Table[*tables.Monitor]
 	Entries   statedb.Table[*tables.ConfigMirror]
 	LocalNode tables.LocalNode
@@ -50,12 +51,11 @@ func (c *configParams) declare() derive.Rule[uint32] {
 					}
 				}),
 			derive.FromIf(c.Devices,
-				func(old, new *tables.Device) bool { return old.Name != new.Name },
-				func(_ statedb.ReadTxn, d *tables.Device, mark func(uint32)) {
-					if d.Name == tables.OverlayDeviceName {
-						mark(theConfig)
-					}
-				}),
+				func(old, new *tables.Device) bool {
+					return old.Name != new.Name || old.Paces() != new.Paces()
+				},
+				func(_ statedb.ReadTxn, _ *tables.Device, mark func(uint32)) { mark(theConfig) }),
+			derive.OnChange(c.Addresses, markConfig),
 			derive.OnChange(c.Monitors, markConfig),
 			derive.FromIf(c.Policies,
 				func(_, _ *tables.NetworkPolicy) bool { return false }, // that there are some is what matters
@@ -106,6 +106,9 @@ func (c *configParams) row(txn statedb.ReadTxn, _ uint32) *tables.DatapathConfig
 	}
 	if c.Limits.NumObjects(txn) > 0 {
 		row.Flags |= bpf.ConfigLimits
+	}
+	if c.paces(txn, row.Underlay) {
+		row.Flags |= bpf.ConfigPaced
 	}
 	if c.holdsPods(txn) {
 		row.Flags |= bpf.ConfigNetworkPolicies

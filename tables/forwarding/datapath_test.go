@@ -24,6 +24,7 @@ func TestConfigOfEgressIPs(t *testing.T) {
 			Configs:     tablestest.Open(t, db, tables.NewDatapathConfigTable),
 			Nodes:       tablestest.Open(t, db, tables.NewNodeTable),
 			Devices:     tablestest.Open(t, db, tables.NewDeviceTable),
+			Addresses:   tablestest.Open(t, db, tables.NewNodeAddressTable),
 			Monitors:    tablestest.Open(t, db, tables.NewMonitorTable),
 			Entries:     tablestest.Open(t, db, tables.NewConfigMirrorTable),
 			Policies:    tablestest.Open(t, db, tables.NewNetworkPolicyTable),

@@ -49,8 +49,8 @@ var Cell = cell.Module(
 	}),
 )
 
-// Share is how many classes can be made for the pods of a namespace. Each takes an entry in the
-// rulesets that name it, most of them of other namespaces.
+// Share is how many classes of each precision can be made for the pods of a namespace. Each takes
+// an entry in the rulesets that name it, most of them of other namespaces.
 type Share int
 
 func shareOf(c bpf.Config) Share { return Share(max(1, c.MapSizePolicy/256)) }

@@ -15,14 +15,16 @@ import (
 
 // classify writes a member with its present class. old is its former row, nil if there is none.
 func (t *transaction) classify(m, old *tables.Member) {
-	// What was refused stays so while the kernel may have it: its class has no selectors that it
-	// could keep.
-	refused, _ := t.classOf(nil, nil, true)
-	if m.Scope == tables.ScopeRefused {
-		m.Class = t.desireClass(t.classOf(nil, nil, true))
-	} else if !m.Undesired || old == nil || old.Class != refused.Number {
-		m.Class = t.enterClass(m.Namespace, t.selectorsOf(m), t.portsOf(m))
+	best := tables.Exact
+	switch {
+	case m.Scope == tables.ScopeRefused:
+		best = tables.Refused
+	case m.Undesired && old != nil: // it keeps its selectors, and does not get others
+		if class, _, found := t.Classes.Get(t.out, tables.ClassByNumber(old.Class)); found {
+			best = class.Precision
+		}
 	}
+	m.Class = t.enterClass(m, best)
 	if old == nil || old.Class != m.Class {
 		m.Made, m.Status = t.made, reconciler.StatusPending()
 	}
@@ -94,27 +96,39 @@ func (t *transaction) portsOf(m *tables.Member) (ports []tables.NamedPort) {
 	return slices.Compact(ports)
 }
 
-// enterClass returns the number of a class, which is desired from now on: the refused one if
-// it would be new, and the namespace has used its share.
-func (t *transaction) enterClass(
-	namespace string, selectors []uint32, ports []tables.NamedPort,
-) uint32 {
-	class, found := t.classOf(selectors, ports, false)
-	if !found {
-		class.Namespace = namespace
-		if t.room(namespace) <= 0 {
-			class, found = t.classOf(nil, nil, true)
+// enterClass returns the number of the class of a member, which is desired from now on: of the best
+// precision in which there is such a class, or room for one.
+func (t *transaction) enterClass(m *tables.Member, best tables.Precision) uint32 {
+	if best != tables.Refused {
+		selectors, ports := t.selectorsOf(m), t.portsOf(m)
+		if best == tables.Exact {
+			class, found := t.classOf(selectors, ports, tables.Exact)
+			if found || t.room(m.Namespace, tables.Exact) > 0 {
+				return t.desireClass(class, found, m.Namespace)
+			}
+		}
+		selectors = slices.DeleteFunc(selectors, t.isForeign)
+		class, found := t.classOf(selectors, ports, tables.Coarse)
+		if found || t.room(m.Namespace, tables.Coarse) > 0 {
+			return t.desireClass(class, found, m.Namespace)
 		}
 	}
-	return t.desireClass(class, found)
+	class, found := t.classOf(nil, nil, tables.Refused)
+	return t.desireClass(class, found, "")
 }
 
-// desireClass returns the number of a class, which is desired from now on.
-func (t *transaction) desireClass(class *tables.Class, found bool) uint32 {
+func (t *transaction) isForeign(selector uint32) bool {
+	s, _, found := t.Selectors.Get(t.in, tables.SelectorByNumber(selector))
+	return found && s.Foreign
+}
+
+// desireClass returns the number of a class, which is desired from now on. If it is new it counts
+// for a namespace.
+func (t *transaction) desireClass(class *tables.Class, found bool, namespace string) uint32 {
 	switch {
 	case !found:
 		t.number++
-		class.Number = t.number
+		class.Number, class.Namespace = t.number, namespace
 		t.count(class, 1)
 		insert(t, t.Classes, class)
 	case class.Undesired:
@@ -128,51 +142,58 @@ func (t *transaction) desireClass(class *tables.Class, found bool) uint32 {
 
 // classOf returns the class with a content, or what it would be.
 func (t *transaction) classOf(
-	selectors []uint32, ports []tables.NamedPort, refused bool,
+	selectors []uint32, ports []tables.NamedPort, precision tables.Precision,
 ) (class *tables.Class, found bool) {
-	digest := tables.ClassDigest(selectors, ports, refused)
+	digest := tables.ClassDigest(selectors, ports, precision)
 	if class, _, found := t.Classes.Get(t.out, tables.ClassByDigest(digest)); found {
 		return class, true
 	}
 	return &tables.Class{
-		Digest: digest, Selectors: selectors, Ports: ports, Refused: refused,
+		Digest: digest, Selectors: selectors, Ports: ports, Precision: precision,
 	}, false
 }
 
-// room returns how many more classes can be made for a namespace, beside those desired. The
-// classes of nodes and of addresses outside the cluster are of none.
-func (t *transaction) room(namespace string) int {
+// room returns how many more classes of a precision can be made for a namespace, beside those
+// desired. The classes of nodes and of addresses outside the cluster are of none.
+func (t *transaction) room(namespace string, precision tables.Precision) int {
 	if namespace == "" {
 		return 1
 	}
-	n, counted := t.classes[namespace]
-	if !counted {
+	return int(t.Share) - t.classesOf(namespace)[precision]
+}
+
+// classesOf returns how many classes of each precision are desired for a namespace.
+func (t *transaction) classesOf(namespace string) map[tables.Precision]int {
+	counts := t.classes[namespace]
+	if counts == nil {
+		counts = map[tables.Precision]int{}
 		for c := range t.Classes.List(t.out, tables.ClassesByNamespace(namespace)) {
 			if !c.Undesired {
-				n++
+				counts[c.Precision]++
 			}
 		}
-		t.classes[namespace] = n
+		t.classes[namespace] = counts
 	}
-	return int(t.Share) - n
+	return counts
 }
 
 // count counts a class that becomes desired, or ceases to be. It is called before the class is
 // written.
 func (t *transaction) count(class *tables.Class, n int) {
-	t.room(class.Namespace) // counts the others
-	t.classes[class.Namespace] += n
+	t.classesOf(class.Namespace)[class.Precision] += n
 }
 
-// markRefused marks the refused members of a namespace that has room again: several may be of
-// one class.
-func (t *transaction) markRefused(namespace string) {
-	refused, found := t.classOf(nil, nil, true)
-	if namespace == "" || !found || t.room(namespace) <= 0 {
+// markImprecise marks the members of a namespace with classes that are less precise than one that
+// it has room for again: several may be of one class.
+func (t *transaction) markImprecise(namespace string, precision tables.Precision) {
+	_, refused := t.classOf(nil, nil, tables.Refused)
+	if namespace == "" || t.room(namespace, precision) <= 0 ||
+		!refused && t.classesOf(namespace)[tables.Coarse] == 0 {
 		return
 	}
 	for m := range t.Members.Prefix(t.out, tables.MembersOfNamespace(namespace)) {
-		if m.Class == refused.Number {
+		class, _, found := t.Classes.Get(t.out, tables.ClassByNumber(m.Class))
+		if found && class.Precision > precision {
 			t.mark(memberKey(m.Number))
 		}
 	}
@@ -191,7 +212,7 @@ func (t *transaction) leftClass(number uint32) {
 		t.count(class, -1)
 		insert(t, t.Classes, &now)
 		t.mark(classKey(number))
-		t.markRefused(class.Namespace)
+		t.markImprecise(class.Namespace, class.Precision)
 	}
 }
 

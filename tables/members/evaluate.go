@@ -114,9 +114,9 @@ func (t *transaction) enterClasses(e *evaluation) (complete bool) {
 		}
 		class, _, _ := t.Classes.Get(t.out, tables.ClassByNumber(m.Class))
 		namespace := t.namespaceOf(t.in, m)
-		if !class.Refused && slices.ContainsFunc(some, func(s *tables.Selector) bool {
+		if slices.ContainsFunc(some, func(s *tables.Selector) bool {
 			t.work++
-			return !class.Selects(s.Number) && t.selects(t.in, s, m, namespace)
+			return !class.Omits(s) && !class.Selects(s.Number) && t.selects(t.in, s, m, namespace)
 		}) {
 			entering = append(entering, m.Number)
 			t.work += workOfMember

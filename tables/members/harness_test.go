@@ -157,9 +157,16 @@ func entity(e tables.PolicyEntity) tables.PolicyPeer {
 	return tables.PolicyPeer{Kind: tables.PeerEntity, Entity: e}
 }
 
-// use brings the selectors of the peers of a rule into use, and returns them.
+// use brings the selectors of the peers of a cluster-wide rule into use, and returns them.
 func (h *harness) use(peers ...tables.PolicyPeer) (selectors []*tables.Selector) {
-	for _, spec := range tables.SelectorSpecs(peers) {
+	return h.useIn("", peers...)
+}
+
+// useIn is use for a rule of a namespace.
+func (h *harness) useIn(
+	namespace string, peers ...tables.PolicyPeer,
+) (selectors []*tables.Selector) {
+	for _, spec := range tables.SelectorSpecs(peers, namespace) {
 		s, _, found := h.inputs.Selectors.Get(h.db.ReadTxn(), tables.SelectorByDigest(spec.Digest()))
 		if !found {
 			h.last++
@@ -287,7 +294,7 @@ func (h *harness) says(a netip.Addr) []string {
 		parts = append(parts, p.String())
 	}
 	slices.Sort(parts)
-	return parts
+	return slices.Compact(parts)
 }
 
 // isEvaluated reports whether a selector is evaluated for all members.

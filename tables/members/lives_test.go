@@ -39,7 +39,7 @@ func (h *harness) checkStep(before, now statedb.ReadTxn) {
 		require.Equal(h, entered, !m.Undesired, "member %d", m.Number)
 	}
 	for c := range h.Classes.All(now) {
-		require.Equal(h, c.Digest, tables.ClassDigest(c.Selectors, c.Ports, c.Refused),
+		require.Equal(h, c.Digest, tables.ClassDigest(c.Selectors, c.Ports, c.Precision),
 			"class %d has changed", c.Number)
 		classes[c.Number] = c.Digest
 		_, _, entered := h.Members.Get(now, tables.MembersByClass(c.Number))
@@ -118,7 +118,7 @@ func (h *harness) checkMatch(now statedb.ReadTxn, match *tables.SelectorMatch) {
 		require.LessOrEqual(h, m.Made, match.Made+1) // a transaction calls compute once for each queue
 		class, _, _ := h.Classes.Get(now, tables.ClassByNumber(m.Class))
 		if !h.changed[m.Node] && !h.changed[m.Namespace] && r.selects(now, s, m, r.namespaceOf(now, m)) {
-			require.True(h, class.Refused || class.Selects(s.Number),
+			require.True(h, class.Omits(s) || class.Selects(s.Number),
 				"%q selects %s, which is not in such a class", s.Text, m.MemberDef.String())
 		}
 	}
@@ -131,7 +131,7 @@ func (h *harness) checkMatch(now statedb.ReadTxn, match *tables.SelectorMatch) {
 		}
 		class, _, _ := h.Classes.Get(now, tables.ClassByNumber(m.Class))
 		if s.Contains(row.Prefix) && reaches(s, m.Scope) {
-			require.True(h, class.Refused || class.Selects(s.Number),
+			require.True(h, class.Omits(s) || class.Selects(s.Number),
 				"%q selects %s, which is not in such a class", s.Text, row.Prefix)
 		}
 	}

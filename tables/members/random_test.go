@@ -143,7 +143,7 @@ func (w *randomWorld) change() {
 	in := &w.inputs
 	switch w.IntN(18) {
 	case 0, 1, 2, 3:
-		w.use(w.peers()...)
+		w.useIn(w.pick("", "a", "b"), w.peers()...)
 	case 4, 5:
 		if s, found := anyOf(w, in.Selectors); found {
 			in.Selectors.Remove(s)
@@ -330,7 +330,7 @@ func TestNeitherOldNorNew(t *testing.T) {
 						was[a] = map[string]bool{}
 					}
 					was[a][kindOf(world, a)] = true
-					should := w.should(world, a)
+					should := w.should(world, a, func(*tables.Selector) bool { return false })
 					for s := range w.inputs.Selectors.All(txn) {
 						key := selection{a, s.Number}
 						if may[key] == nil {

@@ -139,7 +139,7 @@ func (r *rule) compute(in statedb.ReadTxn, out statedb.WriteTxn, keys []key, mar
 	r.made++
 	t := &transaction{
 		rule: r, in: in, out: out, mark: mark, later: map[uint32]bool{}, moved: map[string]bool{},
-		classes: map[string]int{}, marked: map[uint32]bool{},
+		classes: map[string]map[tables.Precision]int{}, marked: map[uint32]bool{},
 	}
 	for _, k := range keys {
 		if t.isFull() && t.defers(k) {
@@ -188,8 +188,8 @@ type transaction struct {
 	work        int   // members, addresses and selectors looked at
 	err         error // the first one
 
-	classes map[string]int  // of a namespace, of those looked at
-	marked  map[uint32]bool // classes whose members are marked
+	classes map[string]map[tables.Precision]int // desired, of namespaces looked at
+	marked  map[uint32]bool                     // classes whose members are marked
 
 	labelSets *labelSets // nil until they are counted
 }

@@ -108,7 +108,7 @@ func (t *transaction) members(k key) {
 		class, _, _ := t.Classes.Get(t.out, tables.ClassByNumber(m.Class))
 		_, byPrefix := slices.BinarySearch(m.CIDRs, s.Number)
 		is := byPrefix || t.selects(t.in, s, m, t.namespaceOf(t.in, m))
-		if !class.Refused && class.Selects(s.Number) != is {
+		if !class.Omits(s) && class.Selects(s.Number) != is {
 			t.mark(memberKey(m.Number))
 		}
 	}

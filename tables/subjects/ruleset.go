@@ -26,8 +26,8 @@ type peersOf struct {
 	entries   int        // of the peers and their exceptions
 }
 
-func newPeersOf(peers []tables.PolicyPeer) *peersOf {
-	of := &peersOf{selectors: tables.SelectorSpecs(peers)}
+func newPeersOf(peers []tables.PolicyPeer, namespace string) *peersOf {
+	of := &peersOf{selectors: tables.SelectorSpecs(peers, namespace)}
 	h := sha256.New()
 	for _, s := range of.selectors {
 		fmt.Fprintf(h, "%d %s\n", len(s.Text), s.Text)
@@ -42,13 +42,13 @@ func newPeersOf(peers []tables.PolicyPeer) *peersOf {
 	return of
 }
 
-var noPeers = newPeersOf(nil)
+var noPeers = newPeersOf(nil, "")
 
-// peers returns the selectors of an item, which are made once.
-func (c *round) peers(t *tables.PolicyTraffic) *peersOf {
+// peers returns the selectors of an item of a policy, which are made once.
+func (c *round) peers(id tables.PolicyID, t *tables.PolicyTraffic) *peersOf {
 	of := c.peersOf[t]
 	if of == nil {
-		of = newPeersOf(t.Peers)
+		of = newPeersOf(t.Peers, id.Name.Namespace)
 		c.peersOf[t] = of
 	}
 	return of
@@ -237,7 +237,9 @@ func (c *round) itemOf(
 	r.AnyPeer = t.AnyPeer || slices.ContainsFunc(t.Peers, tables.PolicyPeer.MatchesEverything)
 	s = said{r, noPeers}
 	if !r.AnyPeer {
-		s.peersOf = c.peers(t)
+		s.peersOf = c.peers(id.Policy, t)
+		r.DeniesCoarse = t.Deny && slices.ContainsFunc(s.selectors,
+			func(spec tables.SelectorSpec) bool { return spec.Foreign })
 	}
 	if id.Direction == bpf.DirectionIngress {
 		r.Ports = resolved(t.Ports, set.NamedPorts)

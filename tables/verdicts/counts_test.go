@@ -176,7 +176,7 @@ func TestSize(t *testing.T) {
 		w.put(refusedClass(1))
 		for number := range uint32(random.IntN(12)) {
 			c := randomClass(random, number+2)
-			c.Refused = false // there is one
+			c.Precision = tables.Exact // there is one that is refused
 			w.put(c)
 		}
 		r := randomRuleset(random, 1)

@@ -29,12 +29,13 @@ var protocols = []uint8{1, 58, 6, 17, 132}
 func judge(
 	r *tables.Ruleset, c *tables.Class, q Question,
 ) (deny, isDefault bool, by []tables.RuleID) {
-	if c.Refused {
+	if c.Precision == tables.Refused {
 		return true, true, nil
 	}
 	var denies, allows, defaults []tables.RuleID
 	for _, rule := range r.Rules {
-		selected := rule.AnyPeer || slices.ContainsFunc(rule.Peers, c.Selects)
+		selected := rule.AnyPeer || slices.ContainsFunc(rule.Peers, c.Selects) ||
+			rule.DeniesCoarse && c.Precision == tables.Coarse
 		switch {
 		case rule.Direction != q.Direction:
 		case rule.DefaultDeny:
@@ -92,6 +93,7 @@ func randomRuleset(random *rand.Rand, number uint32) *tables.Ruleset {
 		}
 		if !rule.DefaultDeny {
 			rule.Deny = random.IntN(3) == 0
+			rule.DeniesCoarse = rule.Deny && !rule.AnyPeer && random.IntN(2) == 0
 			for range random.IntN(3) {
 				rule.Ports = append(rule.Ports, randomPort(random, rule.Direction))
 			}
@@ -133,7 +135,11 @@ func randomClass(random *rand.Rand, number uint32) *tables.Class {
 			Port: uint16(random.IntN(ports)),
 		})
 	}
-	return class(number, someOf(random), named...)
+	c := class(number, someOf(random), named...)
+	if random.IntN(4) == 0 {
+		c.Precision = tables.Coarse
+	}
+	return c
 }
 
 // history is what steps must not contradict.

@@ -214,7 +214,12 @@ func each[Row object](
 
 // classes returns all classes that a ruleset may have special rules for, and few others.
 func (t *transaction) classes(r *tables.Ruleset) []*tables.Class {
-	classes := statedb.Collect(t.Classes.List(t.in, tables.ClassesRefused(true)))
+	classes := statedb.Collect(t.Classes.List(t.in, tables.ClassesByPrecision(tables.Refused)))
+	if r.DeniesCoarse() {
+		for c := range t.Classes.List(t.in, tables.ClassesByPrecision(tables.Coarse)) {
+			classes = append(classes, c)
+		}
+	}
 	for _, selector := range r.Selectors() {
 		for c := range t.Classes.List(t.in, tables.ClassesBySelector(selector)) {
 			classes = append(classes, c)
@@ -230,10 +235,13 @@ func (t *transaction) classes(r *tables.Ruleset) []*tables.Class {
 
 // rulesets returns all rulesets that may have special rules for a class, and few others.
 func (t *transaction) rulesets(c *tables.Class) []*tables.Ruleset {
-	if c.Refused {
-		return statedb.Collect(t.Rulesets.All(t.in))
-	}
 	var rulesets []*tables.Ruleset
+	switch c.Precision {
+	case tables.Refused:
+		return statedb.Collect(t.Rulesets.All(t.in))
+	case tables.Coarse:
+		rulesets = statedb.Collect(t.Rulesets.List(t.in, tables.RulesetsDenyingCoarse(true)))
+	}
 	for _, selector := range c.Selectors {
 		for r := range t.Rulesets.List(t.in, tables.RulesetsBySelector(selector)) {
 			rulesets = append(rulesets, r)

@@ -28,7 +28,8 @@ type side struct {
 	base     contributions // of any peer, and the default
 	anyNamed []*statement  // of any peer, by names of the peer's ports
 	byPeer   map[uint32][]*statement
-	any      *content // of classes without special rules
+	coarse   []*statement // of coarse classes
+	any      *content     // of classes without special rules
 
 	// contents are those of classes, by the rules that apply to them: a ruleset has the same
 	// content for most classes that it selects.
@@ -75,6 +76,9 @@ func newSide(r *tables.Ruleset, d bpf.Direction, w *work) *side {
 				s.anyNamed = append(s.anyNamed, st)
 			}
 		default:
+			if rule.DeniesCoarse {
+				s.coarse = append(s.coarse, st)
+			}
 			for _, peer := range rule.Peers {
 				s.byPeer[peer] = append(s.byPeer[peer], st)
 			}
@@ -131,10 +135,13 @@ func (s *side) anyPeerPorts() []string {
 
 // of returns the content for a class.
 func (s *side) of(c *tables.Class, w *work) *content {
-	if c.Refused {
-		return refused
-	}
 	var special []*statement
+	switch c.Precision {
+	case tables.Refused:
+		return refused
+	case tables.Coarse:
+		special = slices.Clone(s.coarse)
+	}
 	for _, selector := range c.Selectors {
 		special = append(special, s.byPeer[selector]...)
 	}

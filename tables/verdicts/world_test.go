@@ -165,7 +165,7 @@ func class(number uint32, selectors []uint32, ports ...tables.NamedPort) *tables
 
 func refusedClass(number uint32) *tables.Class {
 	c := class(number, nil)
-	c.Refused = true
+	c.Precision = tables.Refused
 	return c
 }
 

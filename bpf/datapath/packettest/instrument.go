@@ -36,7 +36,9 @@ func instrument(spec *ebpf.CollectionSpec) error {
 		observed.Instructions = replaceHelpers(program.Instructions)
 		spec.Programs[name+observedSuffix] = observed
 	}
-	spec.Programs["empty"], spec.Programs["tunneled"] = observe.Programs["empty"], observe.Programs["tunneled"]
+	for _, name := range []string{"empty", "tunneled", "departs"} {
+		spec.Programs[name] = observe.Programs[name]
+	}
 	return nil
 }
 

@@ -27,7 +27,8 @@ type observeArrival struct {
 		LocalIpv4   uint32
 		_           [12]byte
 	}
-	Flags uint32
+	Flags     uint32
+	Departure uint64
 }
 
 type observeObservation struct {
@@ -57,8 +58,10 @@ type observeObservation struct {
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
 	observeMapArrivals     = "arrivals"
+	observeMapDepartures   = "departures"
 	observeMapInside       = "inside"
 	observeMapObservations = "observations"
+	observeProgDeparts     = "departs"
 	observeProgEmpty       = "empty"
 	observeProgKeep        = "keep"
 	observeProgTunneled    = "tunneled"
@@ -106,6 +109,7 @@ type observeSpecs struct {
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type observeProgramSpecs struct {
+	Departs  *ebpf.ProgramSpec `ebpf:"departs"`
 	Empty    *ebpf.ProgramSpec `ebpf:"empty"`
 	Keep     *ebpf.ProgramSpec `ebpf:"keep"`
 	Tunneled *ebpf.ProgramSpec `ebpf:"tunneled"`
@@ -116,6 +120,7 @@ type observeProgramSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type observeMapSpecs struct {
 	Arrivals     *ebpf.MapSpec `ebpf:"arrivals"`
+	Departures   *ebpf.MapSpec `ebpf:"departures"`
 	Inside       *ebpf.MapSpec `ebpf:"inside"`
 	Observations *ebpf.MapSpec `ebpf:"observations"`
 }
@@ -147,6 +152,7 @@ func (o *observeObjects) Close() error {
 // It can be passed to loadObserveObjects or ebpf.CollectionSpec.LoadAndAssign.
 type observeMaps struct {
 	Arrivals     *ebpf.Map `ebpf:"arrivals"`
+	Departures   *ebpf.Map `ebpf:"departures"`
 	Inside       *ebpf.Map `ebpf:"inside"`
 	Observations *ebpf.Map `ebpf:"observations"`
 }
@@ -154,6 +160,7 @@ type observeMaps struct {
 func (m *observeMaps) Close() error {
 	return _ObserveClose(
 		m.Arrivals,
+		m.Departures,
 		m.Inside,
 		m.Observations,
 	)
@@ -169,6 +176,7 @@ type observeVariables struct {
 //
 // It can be passed to loadObserveObjects or ebpf.CollectionSpec.LoadAndAssign.
 type observePrograms struct {
+	Departs  *ebpf.Program `ebpf:"departs"`
 	Empty    *ebpf.Program `ebpf:"empty"`
 	Keep     *ebpf.Program `ebpf:"keep"`
 	Tunneled *ebpf.Program `ebpf:"tunneled"`
@@ -176,6 +184,7 @@ type observePrograms struct {
 
 func (p *observePrograms) Close() error {
 	return _ObserveClose(
+		p.Departs,
 		p.Empty,
 		p.Keep,
 		p.Tunneled,

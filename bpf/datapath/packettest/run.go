@@ -51,6 +51,8 @@ type Input struct {
 	Overlay netip.Addr // node that sent it, at the overlay device
 	VNI     uint32     // of Overlay, VNI unless given
 	Node    netip.Addr // address of this node that it was sent to
+
+	Departure uint64 // as of a Result, with Overlay only; 0: at once
 }
 
 // Tunnel is a tunnel key.
@@ -83,6 +85,10 @@ type Result struct {
 	Ways     map[bpf.Reason]bpf.Direction
 	Events   []bpf.Event
 	Duration time.Duration
+
+	// Departure is the time until which the packet is to wait at a device, in nanoseconds of
+	// CLOCK_MONOTONIC; 0: at once.
+	Departure uint64
 }
 
 // skBuff is struct __sk_buff of linux/bpf.h.
@@ -137,6 +143,7 @@ func (n *Node) Run(in Input) (*Result, error) {
 		return nil, fmt.Errorf("run %s: %w", in.Program, err)
 	}
 	res.Out, res.Mark = append([]byte(nil), options.DataOut...), out.Mark
+	res.Departure = out.Timestamp
 	if err := n.readObserved(res); err != nil {
 		return nil, err
 	}
@@ -173,7 +180,14 @@ func (n *Node) tunneled(in Input, program *ebpf.Program) (*ebpf.Program, error) 
 	arrival := struct {
 		key   tunnelKey
 		flags uint32
-	}{key: tunnelKey{id: in.VNI, ttl: 64, remote: keyAddress(in.Node), local: keyAddress(in.Overlay)}}
+
+		departure uint64
+	}{
+		key: tunnelKey{
+			id: in.VNI, ttl: 64, remote: keyAddress(in.Node), local: keyAddress(in.Overlay),
+		},
+		departure: in.Departure,
+	}
 	if in.VNI == 0 {
 		arrival.key.id = VNI
 	}

@@ -29,6 +29,7 @@ struct observation {
 struct arrival {
 	struct bpf_tunnel_key key; /* with which a packet comes */
 	__u32 flags;
+	__u64 departure; /* time at which its sender has it leave, 0 for none */
 };
 
 /* Keys and values of the maps in slots, whose types the maps themselves do not have. */
@@ -96,8 +97,29 @@ int tunneled(struct __sk_buff *ctx)
 	struct arrival *a = bpf_map_lookup_elem(&arrivals, &zero);
 	if (!a || bpf_skb_set_tunnel_key(ctx, &a->key, sizeof(a->key), a->flags))
 		return 0;
+	if (a->departure)
+		bpf_skb_set_tstamp(ctx, a->departure, BPF_SKB_TSTAMP_DELIVERY_MONO);
 	bpf_tail_call(ctx, &inside, 0);
 	return 0;
+}
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u64);
+} departures SEC(".maps");
+
+/* Writes down until when the last packet waits that goes to a device's queue and is to wait. */
+SEC("tcx/egress")
+int departs(struct __sk_buff *ctx)
+{
+	__u32 zero = 0;
+	__u64 *last = bpf_map_lookup_elem(&departures, &zero);
+
+	if (last && ctx->tstamp_type == BPF_SKB_TSTAMP_DELIVERY_MONO)
+		*last = ctx->tstamp;
+	return TCX_NEXT;
 }
 
 /* Has the map in the programs' collection. */
