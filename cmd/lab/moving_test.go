@@ -3,6 +3,7 @@
 package lab
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -21,10 +22,13 @@ import (
 // moves between node-2 and node-3.
 type moving struct {
 	*traffic
-	api  *apiServer
-	uses *uses
-	pod  *Pod // on node-1
-	macs map[string]string
+	api    *apiServer
+	source []string // flags of agents that read from it
+	uses   *uses
+	pod    *Pod // on node-1
+	macs   map[string]string
+
+	fixed []netip.Addr // egress addresses that pods use beside those that move
 
 	lease  time.Duration
 	nodes  map[*Node]*nodeState
@@ -51,18 +55,34 @@ func serverFor(addr netip.Addr) netip.Addr {
 	return ServerIPv6
 }
 
+// newMoving returns such a cluster with agents, where the pod's packets leave with the addresses.
 func newMoving(t *testing.T, lease time.Duration, more ...string) *moving {
+	t.Helper()
+	m := buildMoving(t, lease, more...)
+	require.NoError(t, m.StartAgents())
+	m.vote(1, 1, [][]*Node{m.Nodes[:3]})
+	m.pod = m.traffic.pod(m.Nodes[0], "a", "a")
+	m.givePool(m.blocks()...)
+	m.usePool("{}")
+	m.inForce([]string{"ip32", "ip128"}, m.pod)
+	for _, addr := range movings {
+		m.owners[addr] = m.owner(addr)
+		m.carries(addr, m.owners[addr])
+	}
+	return m
+}
+
+// buildMoving returns such a cluster without agents.
+func buildMoving(t *testing.T, lease time.Duration, more ...string) *moving {
 	t.Helper()
 	m := &moving{
 		traffic: newTraffic(t, Options{Nodes: 4, NoAgents: true}),
 		lease:   lease, macs: map[string]string{}, nodes: map[*Node]*nodeState{},
 		owners: map[netip.Addr]*Node{},
 	}
-	var flags []string
-	m.api, flags = serveAPI(t, m.Cluster)
-	flags = append(flags, more...)
+	m.api, m.source = serveAPI(t, m.Cluster)
 	for _, n := range m.Nodes {
-		n.Agent.Flags = append(slices.Clone(flags), "--egress-ips",
+		n.Agent.Flags = append(slices.Concat(m.source, more), "--egress-ips",
 			"--egress-ip-lease="+lease.String(), "--overlay-accept-unsigned=false",
 			"--overlay-keys="+writeKeys(t, m.Cluster, n, overlayKeyA))
 		device, err := n.link(n.EgressDevice())
@@ -72,10 +92,25 @@ func newMoving(t *testing.T, lease time.Duration, more ...string) *moving {
 		m.change(n, func(*nodeState) {})
 	}
 	m.uses = watchUses(t, m.World, movings...)
-	require.NoError(t, m.StartAgents())
-	m.vote(1, 1, [][]*Node{m.Nodes[:3]})
-	m.pod = m.traffic.pod(m.Nodes[0], "a", "a")
-	require.NoError(t, m.ApplyYAML(fmt.Sprintf(`
+	return m
+}
+
+// block is a block of ports of the pool, which a node has.
+type block struct {
+	index int
+	node  *Node
+}
+
+// blocks are those of the gateways, and of the pod's node.
+func (m *moving) blocks() []block {
+	n := m.Nodes
+	return []block{{0, n[1]}, {3, n[2]}, {7, n[0]}, {8, n[0]}, {9, n[0]}, {10, n[0]}}
+}
+
+// givePool makes the pool of the addresses, or gives other blocks of it.
+func (m *moving) givePool(blocks ...block) {
+	m.t.Helper()
+	pool := fmt.Sprintf(`
 apiVersion: sluice.io/v1alpha1
 kind: EgressIPPool
 metadata: {name: pool}
@@ -85,30 +120,27 @@ spec:
   portsPerBlock: 4096
 status:
   blocks:
-  - {index: 0, node: %s}
-  - {index: 3, node: %s}
-  - {index: 7, node: %s}
-  - {index: 8, node: %[5]s}
-  - {index: 9, node: %[5]s}
-  - {index: 10, node: %[5]s}
-`, moving4, moving6, m.Nodes[1].Name, m.Nodes[2].Name, m.Nodes[0].Name)))
+`, moving4, moving6)
+	for _, b := range blocks {
+		pool += fmt.Sprintf("  - {index: %d, node: %s}\n", b.index, b.node.Name)
+	}
+	require.NoError(m.t, m.ApplyYAML(pool))
+}
+
+// usePool has pods with the label "a" leave with the addresses, by policies that select nodes.
+func (m *moving) usePool(nodes string) {
+	m.t.Helper()
 	for _, addr := range movings {
-		require.NoError(t, m.ApplyYAML(fmt.Sprintf(`
+		require.NoError(m.t, m.ApplyYAML(fmt.Sprintf(`
 apiVersion: cilium.io/v2
 kind: CiliumEgressGatewayPolicy
 metadata: {name: ip%d}
 spec:
   selectors: [{podSelector: {matchLabels: {app: a}}}]
   destinationCIDRs: ["%s/%d"]
-  egressGateway: {nodeSelector: {}, egressIP: "%s"}
-`, addr.BitLen(), serverFor(addr), addr.BitLen(), addr)))
+  egressGateway: {nodeSelector: %s, egressIP: "%s"}
+`, addr.BitLen(), serverFor(addr), addr.BitLen(), nodes, addr)))
 	}
-	m.inForce([]string{"ip32", "ip128"}, m.pod)
-	for _, addr := range movings {
-		m.owners[addr] = m.owner(addr)
-		m.carries(addr, m.owners[addr])
-	}
-	return m
 }
 
 func (m *moving) gateways() []*Node { return m.Nodes[1:3] }
@@ -204,7 +236,7 @@ func (m *moving) neighbor(addr netip.Addr) string {
 }
 
 // invariant fails the test unless each address was used by its owner only, and the world has seen
-// no other source.
+// no other source, but for the fixed ones.
 func (m *moving) invariant() {
 	m.t.Helper()
 	for _, addr := range movings {
@@ -212,7 +244,7 @@ func (m *moving) invariant() {
 	}
 	for flow := range m.World.Seen() {
 		if !flow.housekeeping() && !flow.isICMPError() {
-			require.Contains(m.t, movings, flow.Source, flow)
+			require.Contains(m.t, slices.Concat(movings, m.fixed), flow.Source, flow)
 		}
 	}
 }
@@ -252,8 +284,9 @@ func (m *moving) stays(addr netip.Addr, flow *Stream) StreamReport {
 	return r
 }
 
-// chat has the pod send datagrams by new connections with each address, until the test ends.
-func (m *moving) chat() {
+// chat has the pod, and others, send datagrams by new connections with each address, until the
+// test ends.
+func (m *moving) chat(others ...*Pod) {
 	stop, stopped := make(chan struct{}), make(chan struct{})
 	m.t.Cleanup(func() {
 		close(stop)
@@ -262,11 +295,13 @@ func (m *moving) chat() {
 	go func() {
 		defer close(stopped)
 		for {
-			for _, addr := range movings {
-				to := netip.AddrPortFrom(serverFor(addr), Port)
-				if conn, err := m.pod.Dial(m.ctx, "udp", to); err == nil {
-					_, _ = conn.Write([]byte("anyone"))
-					_ = conn.Close()
+			for _, pod := range append(others, m.pod) {
+				for _, addr := range movings {
+					to := netip.AddrPortFrom(serverFor(addr), Port)
+					if conn, err := pod.Dial(m.ctx, "udp", to); err == nil {
+						_, _ = conn.Write([]byte("anyone"))
+						_ = conn.Close()
+					}
 				}
 			}
 			select {
@@ -333,9 +368,10 @@ func (w *World) forget(t *testing.T, addr netip.Addr) {
 	t.Helper()
 	link, err := w.link(worldDevice)
 	require.NoError(t, err)
-	require.NoError(t, w.handle.NeighDel(&vn.Neigh{
+	err = w.handle.NeighDel(&vn.Neigh{
 		LinkIndex: link.Attrs().Index, IP: addr.AsSlice(), State: vn.NUD_PERMANENT,
-	}))
+	})
+	require.True(t, err == nil || errors.Is(err, unix.ENOENT), err)
 }
 
 // hasAddress reports whether the kernel of a node has an address.

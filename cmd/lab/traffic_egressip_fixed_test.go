@@ -60,22 +60,41 @@ status:
 	return f
 }
 
-// fixedConnection is a TCP connection of a pod, with the source that the world sees.
-type fixedConnection struct {
+// sourced is a TCP connection of a pod, with the source that the world sees.
+type sourced struct {
 	net.Conn
 	source netip.AddrPort
 }
 
+// connectTo opens a connection of a pod to an address of the server, and fails the test if it has
+// another egress address.
+func (tr *traffic) connectTo(to netip.Addr, pod *Pod, egress netip.Addr) sourced {
+	tr.t.Helper()
+	c := sourced{Conn: tr.dial(pod.Namespace, "tcp", to)}
+	var err error
+	c.source, err = askSoon(tr.ctx, c)
+	require.NoError(tr.t, err)
+	require.Equal(tr.t, egress, c.source.Addr())
+	return c
+}
+
+// haveSources fails the test unless each connection carries a question and its answer, with the
+// address and port that it began with.
+func (tr *traffic) haveSources(all []sourced) {
+	tr.t.Helper()
+	for _, c := range all {
+		source, err := askSoon(tr.ctx, c)
+		require.NoError(tr.t, err, "connection from %s", c.source)
+		require.Equal(tr.t, c.source, source)
+	}
+}
+
 // connect opens connections with each address: by ports of the pod's node.
-func (f *fixed) connect(count int) (all []fixedConnection) {
+func (f *fixed) connect(count int) (all []sourced) {
 	f.t.Helper()
 	for addr, pod := range f.pods {
 		for range count {
-			c := fixedConnection{Conn: f.dial(pod.Namespace, "tcp", serverFor(addr))}
-			var err error
-			c.source, err = askSoon(f.ctx, c)
-			require.NoError(f.t, err)
-			require.Equal(f.t, addr, c.source.Addr())
+			c := f.connectTo(serverFor(addr), pod, addr)
 			require.Equal(f.t, 2, blockOf(c.source))
 			all = append(all, c)
 		}
@@ -87,20 +106,9 @@ func blockOf(source netip.AddrPort) int {
 	return (int(source.Port()) - tables.FirstPort) / fixedBlockSize
 }
 
-// goOn fails the test unless each connection carries a question and its answer, with the address
-// and port that it began with.
-func (f *fixed) goOn(all []fixedConnection) {
-	f.t.Helper()
-	for _, c := range all {
-		source, err := askSoon(f.ctx, c)
-		require.NoError(f.t, err, "connection from %s", c.source)
-		require.Equal(f.t, c.source, source)
-	}
-}
-
 // hasNoGateway waits until the pods' node knows that the gateway is not ready, and has connections
 // send meanwhile.
-func (f *fixed) hasNoGateway(all []fixedConnection) {
+func (f *fixed) hasNoGateway(all []sourced) {
 	f.t.Helper()
 	require.NoError(f.t, AwaitRows(f.ctx, f.Nodes[0].Agent, "egress-blocks",
 		func(rows []tables.EgressBlock) error {
@@ -216,7 +224,7 @@ func TestTrafficEgressIPFixed(t *testing.T) {
 		require.NoError(t, f.gateway.Agent.AwaitReady(f.ctx))
 		f.change(f.gateway, func(s *nodeState) { s.notReady = false })
 		begin := time.Now()
-		f.goOn(all)
+		f.haveSources(all)
 		t.Logf("%s: %d connections go on within %s", boot, len(all),
 			time.Since(begin).Round(time.Millisecond))
 		for _, c := range all {
@@ -274,5 +282,5 @@ func TestTrafficEgressIPFixedHost(t *testing.T) {
 			require.NoError(t, err, "a server of the host at %s", addr)
 		}
 	}
-	f.goOn(all)
+	f.haveSources(all)
 }

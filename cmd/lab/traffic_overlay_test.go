@@ -270,7 +270,27 @@ func (tr *traffic) keysInForce(n *Node, keys ...[]byte) {
 	}))
 }
 
-// restart restarts the agents with keys, each with a file of its own.
+// rotateKeys replaces key A by key B in three steps, in each of them node after node, and calls a
+// function after each node. It fails the test if a node drops anything for its key.
+func (tr *traffic) rotateKeys(then func()) {
+	tr.t.Helper()
+	for step, keys := range [][][]byte{
+		{overlayKeyA, overlayKeyB}, {overlayKeyB, overlayKeyA}, {overlayKeyB},
+	} {
+		for i := range tr.Nodes {
+			n := tr.Nodes[(i+step)%len(tr.Nodes)] // each step begins with another one
+			writeKeys(tr.t, tr.Cluster, n, keys...)
+			tr.keysInForce(n, keys...)
+			then()
+		}
+	}
+	for _, n := range tr.Nodes {
+		require.Zero(tr.t, tr.count(n, bpf.ReasonOverlayKey))
+		require.Zero(tr.t, tr.count(n, bpf.ReasonOverlayUnsigned))
+	}
+}
+
+// restartWithKeys restarts the agents with keys, each with a file of its own.
 func (tr *traffic) restartWithKeys(unsigned bool, keys ...[]byte) {
 	tr.t.Helper()
 	for _, n := range tr.Nodes {
@@ -356,21 +376,10 @@ func TestOverlayKeysRotate(t *testing.T) {
 
 	bulk := tr.dial(pod.Namespace, "tcp", ServerIPv4)
 	l := startLoad(tr, []*Pod{pod}, ServerIPv4, ServerIPv6)
-	for _, keys := range [][][]byte{
-		{overlayKeyA, overlayKeyB}, {overlayKeyB, overlayKeyA}, {overlayKeyB},
-	} {
-		for i := range tr.Nodes {
-			n := tr.Nodes[(i+len(keys))%2] // now one first, now the other
-			writeKeys(t, tr.Cluster, n, keys...)
-			tr.keysInForce(n, keys...)
-			l.more(100)
-			require.NoError(t, Upload(bulk, 1<<18))
-			require.NoError(t, Download(bulk, 1<<18))
-		}
-	}
+	tr.rotateKeys(func() {
+		l.more(100)
+		require.NoError(t, Upload(bulk, 1<<18))
+		require.NoError(t, Download(bulk, 1<<18))
+	})
 	l.end(gateway.EgressIPv4, gateway.EgressIPv6)
-	for _, n := range tr.Nodes {
-		require.Zero(t, tr.count(n, bpf.ReasonOverlayKey))
-		require.Zero(t, tr.count(n, bpf.ReasonOverlayUnsigned))
-	}
 }

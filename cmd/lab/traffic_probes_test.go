@@ -60,9 +60,9 @@ func (p *probesTest) gatewaysOf(n *Node) []*Node {
 }
 
 // awaitPaths waits until the paths from a node to others have a state.
-func (p *probesTest) awaitPaths(from *Node, state tables.PathState, to ...*Node) {
-	p.t.Helper()
-	require.NoError(p.t, AwaitRows(p.ctx, from.Agent, "gateway-health",
+func (tr *traffic) awaitPaths(from *Node, state tables.PathState, to ...*Node) {
+	tr.t.Helper()
+	require.NoError(tr.t, AwaitRows(tr.ctx, from.Agent, "gateway-health",
 		func(rows []tables.GatewayHealth) error {
 			for _, n := range to {
 				i := slices.IndexFunc(rows, func(h tables.GatewayHealth) bool { return h.Node == n.Name })
@@ -75,10 +75,10 @@ func (p *probesTest) awaitPaths(from *Node, state tables.PathState, to ...*Node)
 }
 
 // losses returns how often a node has lost others.
-func (p *probesTest) losses(from *Node) (losses int) {
-	p.t.Helper()
-	rows, err := Rows[tables.GatewayHealth](p.ctx, from.Agent, "gateway-health")
-	require.NoError(p.t, err)
+func (tr *traffic) losses(from *Node) (losses int) {
+	tr.t.Helper()
+	rows, err := Rows[tables.GatewayHealth](tr.ctx, from.Agent, "gateway-health")
+	require.NoError(tr.t, err)
 	for _, h := range rows {
 		losses += h.Losses
 	}

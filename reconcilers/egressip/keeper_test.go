@@ -136,14 +136,18 @@ func TestRestart(t *testing.T) {
 	}
 }
 
-// An agent without --egress-ips takes the addresses of a former one from their devices, once no
-// majority votes for this node.
+// An agent without --egress-ips takes the addresses of a former one from their devices, also while
+// others go on to vote for this node.
 func TestSwitchedOff(t *testing.T) {
 	w := newWorld(t)
 	w.start()
 	w.wants(v4, "node-1")
 	w.assigned(v4)
 	w.stop()
+	entry, err := w.entries.votesFor(v4)
+	require.NoError(t, err)
+	entry.Votes[1][0].Until = now() + uint64(time.Hour)
+	require.NoError(t, w.entries.put(v4, entry))
 	w.fill()
 	w.set.Remove(&tables.EgressVoters{}) // the object is not read
 	w.keeper.Enabled.Enabled = false

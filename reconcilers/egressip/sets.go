@@ -13,8 +13,11 @@ import (
 )
 
 // followVoters tells the programs who votes. The last set stays when there is none, or one with a
-// mistake.
+// mistake. Without --egress-ips no votes count, so that this node has no address any more.
 func (k *keeper) followVoters() error {
+	if !k.Enabled.Enabled {
+		return k.tellVoters(bpf.VotersValue{Clock: k.kernelSet.Clock, Term: k.kernelSet.Term})
+	}
 	set, _, found := k.Voters.Get(k.DB.ReadTxn(), tables.EgressVotersByIndex(0))
 	switch {
 	case !found:
@@ -30,16 +33,25 @@ func (k *keeper) followVoters() error {
 	for _, s := range set.Sets {
 		v.Sets[s.Number%bpf.VoterSets] = kernelVoters(s)
 	}
-	if v != k.kernelSet {
-		if err := k.entries.writeVoters(v); err != nil {
-			return err
-		}
-		k.kernelSet = v
+	if err := k.tellVoters(v); err != nil {
+		return err
 	}
 	if k.set == nil || !k.set.Equal(set) {
 		k.setSince = k.now()
 	}
 	k.set = set
+	return nil
+}
+
+// tellVoters has the programs go by the voters, unless they do.
+func (k *keeper) tellVoters(v bpf.VotersValue) error {
+	if v == k.kernelSet {
+		return nil
+	}
+	if err := k.entries.writeVoters(v); err != nil {
+		return err
+	}
+	k.kernelSet = v
 	return nil
 }
 

@@ -27,6 +27,7 @@ type configParams struct {
 
 	Policies    statedb.Table[*tables.NetworkPolicy]
 	Limits      statedb.Table[*tables.EgressLimit]
+	Leases      statedb.Table[*tables.EgressIPLease]
 	Enforcement tables.Enforcement
 	Attachments statedb.Table[*tables.Attachment]
 	EgressIPs   tables.EgressIPs
@@ -35,9 +36,11 @@ type configParams struct {
 // theConfig is the one key of datapath-config.
 const theConfig uint32 = 0
 
-// deriveConfig keeps what the programs have to know of this node.
-func deriveConfig(p derive.Params, c configParams) error {
-	return derive.Register(p, derive.Rule[uint32]{
+func deriveConfig(p derive.Params, c configParams) error { return derive.Register(p, c.declare()) }
+
+// declare is the rule that keeps what the programs have to know of this node.
+func (c *configParams) declare() derive.Rule[uint32] {
+	return derive.Rule[uint32]{
 		Outputs: []statedb.TableMeta{c.Configs},
 		Inputs: []derive.Input[uint32]{
 			derive.FromIf(c.Nodes,
@@ -60,13 +63,16 @@ func deriveConfig(p derive.Params, c configParams) error {
 			derive.FromIf(c.Limits,
 				func(_, _ *tables.EgressLimit) bool { return false }, // as of the policies
 				func(_ statedb.ReadTxn, _ *tables.EgressLimit, mark func(uint32)) { mark(theConfig) }),
+			derive.FromIf(c.Leases,
+				func(_, _ *tables.EgressIPLease) bool { return false }, // that there are some is what matters
+				func(_ statedb.ReadTxn, _ *tables.EgressIPLease, mark func(uint32)) { mark(theConfig) }),
 			derive.Feedback(derive.OnChange(c.Attachments, markConfig)),
 		},
 		After: []statedb.TableMeta{c.Entries},
 		Seed:  []uint32{theConfig},
 		Compute: derive.Each(
 			c.Configs, tables.DatapathConfigByIndex, (*tables.DatapathConfig).Equal, c.row),
-	})
+	}
 }
 
 func markConfig(_ statedb.ReadTxn, mark func(uint32)) { mark(theConfig) }
@@ -94,6 +100,9 @@ func (c *configParams) row(txn statedb.ReadTxn, _ uint32) *tables.DatapathConfig
 	}
 	if c.EgressIPs.Enabled { // also before it is known who votes: votes of a former run may have ended
 		row.Flags |= bpf.ConfigFloating | bpf.ConfigEgressIPs
+	}
+	if c.Leases.NumObjects(txn) > 0 { // also of a former run, until the node has none of them
+		row.Flags |= bpf.ConfigFloating
 	}
 	if c.Limits.NumObjects(txn) > 0 {
 		row.Flags |= bpf.ConfigLimits
