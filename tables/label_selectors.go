@@ -69,6 +69,9 @@ func (a labelSelectors) anchor() string {
 	if ns, ok := required(a.namespaces, corev1.LabelMetadataName); ok {
 		return NamespaceAnchor(ns)
 	}
+	if ns, ok := required(a.pods, podNamespaceLabelsPart+corev1.LabelMetadataName); ok {
+		return NamespaceAnchor(ns)
+	}
 	requirements, _ := a.pods.Requirements()
 	for _, r := range requirements {
 		if strings.HasPrefix(r.Key(), podNamespaceLabelsPart) || r.Key() == podServiceAccountLabel ||

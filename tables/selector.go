@@ -82,10 +82,9 @@ func (s SelectorSpec) Digest() bpf.Digest {
 	return bpf.Digest(sum[:16])
 }
 
-// SelectorSpecs returns the selectors that peers of one rule of a policy stand for, each once, in
-// order of text. Peers that match everything or nothing stand for none. The namespace is that of
-// the policy, empty if it is cluster-wide.
-func SelectorSpecs(peers []PolicyPeer, namespace string) []SelectorSpec {
+// SelectorSpecs returns the selectors that peers of one rule stand for, each once, in order
+// of text. Peers that match everything or nothing stand for none.
+func SelectorSpecs(peers []PolicyPeer) []SelectorSpec {
 	var specs []SelectorSpec
 	var cidrs []PolicyPeer
 	for _, p := range peers {
@@ -105,27 +104,24 @@ func SelectorSpecs(peers []PolicyPeer, namespace string) []SelectorSpec {
 		specs = append(specs, SelectorSpec{Text: strings.Join(texts(cidrs), ", "), Peers: cidrs})
 	}
 	slices.SortFunc(specs, func(a, b SelectorSpec) int { return strings.Compare(a.Text, b.Text) })
-	specs = slices.CompactFunc(specs, func(a, b SelectorSpec) bool { return a.Text == b.Text })
-	for i := range specs {
-		specs[i].Foreign = namespace != "" && slices.ContainsFunc(specs[i].Peers,
-			func(p PolicyPeer) bool { return p.dividesOthers(namespace) })
-	}
-	return specs
+	return slices.CompactFunc(specs, func(a, b SelectorSpec) bool { return a.Text == b.Text })
 }
 
-// dividesOthers reports whether a peer may match some pods of a namespace other than one, and not
-// others of it.
-func (p PolicyPeer) dividesOthers(namespace string) bool {
-	switch p.Kind {
-	case PeerPods:
-		m, err := NewPodMatcher(p.Pods)
-		return err != nil || m.dividesOthers(namespace)
-	case PeerCIDR, PeerCIDRGroups:
-		return !IsFamily(p)
-	case PeerServices:
-		return true
-	}
-	return false
+// IsForeign says what [SelectorSpec.Foreign] is of a selector of a policy in a namespace, which is
+// empty for one that is cluster-wide. Whether all prefixes select pods is a matter of flags.
+func (s SelectorSpec) IsForeign(namespace string, prefixesSelectPods bool) bool {
+	return namespace != "" && slices.ContainsFunc(s.Peers, func(p PolicyPeer) bool {
+		switch p.Kind {
+		case PeerPods:
+			m, err := NewPodMatcher(p.Pods)
+			return err != nil || m.dividesOthers(namespace)
+		case PeerCIDR, PeerCIDRGroups:
+			return !IsFamily(p) && (prefixesSelectPods || p.MatchesPods)
+		case PeerServices:
+			return true
+		}
+		return false
+	})
 }
 
 func texts(peers []PolicyPeer) []string {

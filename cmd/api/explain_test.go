@@ -197,7 +197,7 @@ func TestClasses(t *testing.T) {
 	db := statedb.New()
 	office := tables.SelectorSpecs([]tables.PolicyPeer{
 		{Kind: tables.PeerCIDR, PeerPrefixes: &tables.PeerPrefixes{CIDR: netip.MustParsePrefix("203.0.113.0/24")}},
-	}, "")[0]
+	})[0]
 	tablestest.Open(t, db, tables.NewClassTable,
 		&tables.Class{Life: tables.Life{Number: 7}, Digest: bpf.Digest{7}, Selectors: []uint32{4, 5}},
 		&tables.Class{Life: tables.Life{Number: 8}, Digest: bpf.Digest{8}, Precision: tables.Refused})

@@ -116,7 +116,7 @@ func TestPolicyJSON(t *testing.T) {
 		Life: tables.Life{Number: 3},
 		SelectorSpec: tables.SelectorSpecs([]tables.PolicyPeer{
 			{Kind: tables.PeerPods, Pods: tables.EgressSelector{Pods: "app=client"}},
-		}, "")[0],
+		})[0],
 	}
 	tablestest.Insert(w.t, w.DB, w.Selectors, selector)
 	tablestest.Insert(w.t, w.DB, w.Classes, &tables.Class{

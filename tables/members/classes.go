@@ -183,18 +183,19 @@ func (t *transaction) count(class *tables.Class, n int) {
 	t.classesOf(class.Namespace)[class.Precision] += n
 }
 
-// markImprecise marks the members of a namespace with classes that are less precise than one that
-// it has room for again: several may be of one class.
-func (t *transaction) markImprecise(namespace string, precision tables.Precision) {
-	_, refused := t.classOf(nil, nil, tables.Refused)
-	if namespace == "" || t.room(namespace, precision) <= 0 ||
-		!refused && t.classesOf(namespace)[tables.Coarse] == 0 {
+// markImprecise marks the members that may have a better class by now: those of namespaces of which
+// a class has become free, or all if a selector has ended.
+func (t *transaction) markImprecise() {
+	if len(t.freed) == 0 && !t.ended {
 		return
 	}
-	for m := range t.Members.Prefix(t.out, tables.MembersOfNamespace(namespace)) {
-		class, _, found := t.Classes.Get(t.out, tables.ClassByNumber(m.Class))
-		if found && class.Precision > precision {
-			t.mark(memberKey(m.Number))
+	for _, precision := range []tables.Precision{tables.Coarse, tables.Refused} {
+		for class := range t.Classes.List(t.out, tables.ClassesByPrecision(precision)) {
+			for m := range t.Members.List(t.out, tables.MembersByClass(class.Number)) {
+				if t.ended || t.freed[m.Namespace] {
+					t.mark(memberKey(m.Number))
+				}
+			}
 		}
 	}
 }
@@ -212,7 +213,7 @@ func (t *transaction) leftClass(number uint32) {
 		t.count(class, -1)
 		insert(t, t.Classes, &now)
 		t.mark(classKey(number))
-		t.markImprecise(class.Namespace, class.Precision)
+		t.freed[class.Namespace] = true
 	}
 }
 

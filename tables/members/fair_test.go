@@ -24,7 +24,7 @@ func TestManyLabelPeers(t *testing.T) {
 	var all []*tables.Selector
 	for i := range peers {
 		h.last++
-		spec := tables.SelectorSpecs([]tables.PolicyPeer{pods(fmt.Sprintf("app notin (a%d)", i))}, "")[0]
+		spec := tables.SelectorSpecs([]tables.PolicyPeer{pods(fmt.Sprintf("app notin (a%d)", i))})[0]
 		all = append(all, h.resolve(tables.Selector{
 			SelectorSpec: spec, Life: tables.Life{Number: h.last},
 		}))

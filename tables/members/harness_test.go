@@ -166,7 +166,8 @@ func (h *harness) use(peers ...tables.PolicyPeer) (selectors []*tables.Selector)
 func (h *harness) useIn(
 	namespace string, peers ...tables.PolicyPeer,
 ) (selectors []*tables.Selector) {
-	for _, spec := range tables.SelectorSpecs(peers, namespace) {
+	for _, spec := range tables.SelectorSpecs(peers) {
+		spec.Foreign = spec.IsForeign(namespace, false)
 		s, _, found := h.inputs.Selectors.Get(h.db.ReadTxn(), tables.SelectorByDigest(spec.Digest()))
 		if !found {
 			h.last++

@@ -178,8 +178,19 @@ func (h *harness) check(addrs []netip.Addr) {
 	h.Helper()
 	txn := h.db.ReadTxn()
 	w, all, named := h.world(txn), h.allKnown(txn), h.named(txn)
+	exact := map[string]int{}
+	for c := range h.Classes.All(txn) {
+		if c.Precision == tables.Exact && !c.Undesired {
+			exact[c.Namespace]++
+		}
+	}
 	for _, a := range addrs {
-		if class := h.class(a); class.Precision != tables.Refused {
+		class := h.class(a)
+		if pod := w.Pod(a); class.Precision != tables.Exact {
+			require.GreaterOrEqual(h, exact[pod.LabelSet.Namespace], int(h.Share),
+				"%s is in a class that is %s", a, class.Precision)
+		}
+		if class.Precision != tables.Refused {
 			require.Equal(h, h.should(w, a, class.Omits), h.says(a),
 				"what selects %s: %v", a, h.row(a).TableRow())
 		}

@@ -140,6 +140,7 @@ func (r *rule) compute(in statedb.ReadTxn, out statedb.WriteTxn, keys []key, mar
 	t := &transaction{
 		rule: r, in: in, out: out, mark: mark, later: map[uint32]bool{}, moved: map[string]bool{},
 		classes: map[string]map[tables.Precision]int{}, marked: map[uint32]bool{},
+		freed: map[string]bool{},
 	}
 	for _, k := range keys {
 		if t.isFull() && t.defers(k) {
@@ -170,6 +171,7 @@ func (r *rule) compute(in statedb.ReadTxn, out statedb.WriteTxn, keys []key, mar
 		t.evaluate(e)
 	}
 	t.markPods()
+	t.markImprecise()
 	for _, n := range slices.Sorted(maps.Keys(t.later)) {
 		mark(selectorKey(n))
 	}
@@ -190,6 +192,8 @@ type transaction struct {
 
 	classes map[string]map[tables.Precision]int // desired, of namespaces looked at
 	marked  map[uint32]bool                     // classes whose members are marked
+	freed   map[string]bool                     // namespaces with a class less
+	ended   bool                                // a selector has
 
 	labelSets *labelSets // nil until they are counted
 }

@@ -54,6 +54,7 @@ func (t *transaction) selector(k key) {
 			t.mark(rest)
 		} else if match != nil {
 			remove(t, t.Matches, match)
+			t.ended = true
 		}
 	}
 }

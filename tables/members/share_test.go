@@ -128,6 +128,36 @@ func TestCoarse(t *testing.T) {
 	require.Equal(t, map[tables.Precision]int{tables.Exact: labelSets}, h.precisions(addrs))
 }
 
+// Pods of two namespaces may be of one coarse class, which counts for one of them. Those of the other
+// have exact ones again as soon as it has room.
+func TestCoarseClassOfTwoNamespaces(t *testing.T) {
+	const share = 2
+	h := newHarnessWith(t, share)
+	for i := range 2 * (share + 1) {
+		h.useIn("tenant", pods(fmt.Sprintf("n=%d", i)))
+	}
+	of := func(namespace string, i int) *tables.Endpoint {
+		n := i
+		if namespace == "b" {
+			n += share + 1
+		}
+		return pod(fmt.Sprintf("%s/pod-%d", namespace, i), "there",
+			fmt.Sprintf("10.1.%d.%d", namespace[0], i), labels.Set{"n": fmt.Sprint(n)})
+	}
+	for _, namespace := range []string{"a", "b"} {
+		for i := range share + 1 {
+			h.inputs.Endpoints.Put(of(namespace, i))
+			h.settle()
+		}
+	}
+	last := of("b", share).Addrs[0]
+	require.Equal(t, tables.Coarse, h.class(last).Precision)
+	require.Equal(t, "a", h.class(last).Namespace)
+	h.inputs.Endpoints.Remove(of("b", 0))
+	h.settle()
+	require.Equal(t, tables.Exact, h.class(last).Precision)
+}
+
 // What was refused is refused as long as the kernel may have it, and all members of a class
 // leave the refused one together.
 func TestRefusedMember(t *testing.T) {

@@ -26,10 +26,13 @@ type peersOf struct {
 	entries   int        // of the peers and their exceptions
 }
 
-func newPeersOf(peers []tables.PolicyPeer, namespace string) *peersOf {
-	of := &peersOf{selectors: tables.SelectorSpecs(peers, namespace)}
+func newPeersOf(
+	peers []tables.PolicyPeer, isForeign func(tables.SelectorSpec) bool,
+) *peersOf {
+	of := &peersOf{selectors: tables.SelectorSpecs(peers)}
 	h := sha256.New()
-	for _, s := range of.selectors {
+	for i, s := range of.selectors {
+		of.selectors[i].Foreign = isForeign(s)
 		fmt.Fprintf(h, "%d %s\n", len(s.Text), s.Text)
 		for _, peer := range s.Peers {
 			of.entries++
@@ -42,13 +45,15 @@ func newPeersOf(peers []tables.PolicyPeer, namespace string) *peersOf {
 	return of
 }
 
-var noPeers = newPeersOf(nil, "")
+var noPeers = newPeersOf(nil, nil)
 
 // peers returns the selectors of an item of a policy, which are made once.
 func (c *round) peers(id tables.PolicyID, t *tables.PolicyTraffic) *peersOf {
 	of := c.peersOf[t]
 	if of == nil {
-		of = newPeersOf(t.Peers, id.Name.Namespace)
+		of = newPeersOf(t.Peers, func(s tables.SelectorSpec) bool {
+			return s.IsForeign(id.Name.Namespace, c.CIDRMatch.Pods)
+		})
 		c.peersOf[t] = of
 	}
 	return of

@@ -190,7 +190,7 @@ func TestNetwork(t *testing.T) {
 			Rules:    []*tables.Rule{{RuleID: tables.RuleID{Policy: other}}},
 		})
 	peer := func(labels string) tables.SelectorSpec {
-		return tables.SelectorSpecs([]tables.PolicyPeer{{Kind: tables.PeerPods, Pods: tables.EgressSelector{Pods: labels}}}, "")[0]
+		return tables.SelectorSpecs([]tables.PolicyPeer{{Kind: tables.PeerPods, Pods: tables.EgressSelector{Pods: labels}}})[0]
 	}
 	tablestest.Insert(t, in.DB, in.Selectors,
 		&tables.Selector{Life: tables.Life{Number: 4}, SelectorSpec: peer("app=client")},
