@@ -26,10 +26,15 @@ const (
 	// bursts of TCP in a data center, and short against the second that a rate is of.
 	LimitBurst = 100 * time.Millisecond
 
-	// LimitHorizon is how long a packet may wait for its departure, with [ConfigPaced]: long enough
-	// that TCP sends less because of the wait before it loses packets, and well within the 10
-	// seconds beyond which fq itself drops packets by default.
-	LimitHorizon = 2 * time.Second
+	// LimitQueue is how many packets may wait for their departure, with [ConfigPaced]: fewer than
+	// the 100 of a flow for which fq has room by default. Shorter ones than LimitPacket bytes count
+	// as that long: they have to pass beside those.
+	LimitQueue  = 64
+	LimitPacket = 1500
+
+	// LimitWait is how long they may wait: well within the 10 seconds beyond which fq drops packets
+	// by default.
+	LimitWait = 2 * time.Second
 )
 
 // LimitKey is the key of sluice_limits.

@@ -21,11 +21,19 @@ func (f *fixture) pace(rate, podRate uint64) {
 	require.NoError(f, f.AddFlags(bpf.ConfigPaced))
 }
 
+// slow is a rate, in bytes a second, at which a packet may wait for [bpf.LimitWait].
+const slow = 1 << 15
+
+// waitAt is how long a packet may wait that is not longer than [bpf.LimitPacket], at a rate.
+func waitAt(rate uint64) uint64 {
+	return min(uint64(bpf.LimitWait), bpf.LimitQueue*bpf.LimitPacket*uint64(time.Second)/rate)
+}
+
 // TestPacedAsTheOracle: at each place where pods' packets leave, one that finds room in the bucket
-// leaves at once, one that does not leaves when there is, and one that would wait for longer than
-// the horizon is dropped and does not count. Packets depart one after the other as the rate says.
+// leaves at once, one that does not leaves when there is, and one that would wait for too long is
+// dropped and does not count. Packets depart one after the other as the rate says.
 func TestPacedAsTheOracle(t *testing.T) {
-	const horizon = uint64(bpf.LimitHorizon)
+	const burst = uint64(bpf.LimitBurst)
 	atOnce, waited, dropped := 0, 0, 0
 	eachTransport(t, func(f *fixture, transport string) {
 		for about, way := range f.limitedWays(transport) {
@@ -34,29 +42,30 @@ func TestPacedAsTheOracle(t *testing.T) {
 			}
 			key := bucketOf(netip.Addr{}, way.direction)
 			for range 100 {
-				rate := uint64(1) << (8 + rand.IntN(30))
+				rate := uint64(1) << (8 + rand.IntN(20))
+				room := burst + waitAt(rate)
 				f.pace(rate, 0)
-				f.setBucket(key, time.Duration(rand.Int64N(int64(2*horizon)))-bpf.LimitHorizon/2)
+				f.setBucket(key, time.Duration(rand.Uint64N(3*room)-room))
 
 				was, before := f.bucket(key).Time, monotonic(f)
 				res := way.send()
 				is, after := f.bucket(key).Time, monotonic(f)
 				if res.Verdict == packettest.Drop {
 					f.dropped(res, bpf.ReasonBandwidth)
-					require.Greater(f, was, before+horizon, about)
+					require.Greater(f, was, before+room, about)
 					require.Equal(f, was, is, about)
 					dropped++
 					continue
 				}
 				require.Equal(f, packettest.Redirect, res.Verdict, about)
-				require.LessOrEqual(f, was, after+horizon, about)
+				require.LessOrEqual(f, was, after+room, about)
 				if res.Departure == 0 {
-					require.LessOrEqual(f, was, after, about)
+					require.LessOrEqual(f, was, after+burst, about)
 					atOnce++
 					continue
 				}
-				require.Greater(f, was, before, about)
-				require.Equal(f, was, res.Departure, about)
+				require.Greater(f, was, before+burst, about)
+				require.Equal(f, was-burst, res.Departure, about)
 				require.Equal(f, was+f.bytesOf(res)*uint64(time.Second)/rate, is, about)
 				waited++
 			}
@@ -78,14 +87,14 @@ func TestPacedByBothLimits(t *testing.T) {
 		way := f.limitedWays("UDP")["from a pod here"]
 		all, own := bucketOf(netip.Addr{}, way.direction), bucketOf(way.pod, way.direction)
 		for _, later := range []bpf.BucketKey{all, own} {
-			f.pace(fast, fast)
-			f.setBucket(all, bpf.LimitHorizon/2)
-			f.setBucket(own, bpf.LimitHorizon/2)
-			f.setBucket(later, bpf.LimitHorizon*3/4)
-			until := f.bucket(later).Time
+			f.pace(slow, slow)
+			f.setBucket(all, bpf.LimitWait/2)
+			f.setBucket(own, bpf.LimitWait/2)
+			f.setBucket(later, bpf.LimitWait*3/4)
+			until := f.bucket(later).Time - uint64(bpf.LimitBurst)
 			require.Equal(f, until, way.send().Departure)
 
-			f.setBucket(later, 2*bpf.LimitHorizon)
+			f.setBucket(later, 2*bpf.LimitWait)
 			f.dropped(way.send(), bpf.ReasonBandwidth)
 		}
 	})
@@ -95,7 +104,7 @@ func TestPacedByBothLimits(t *testing.T) {
 func TestPacedKeepsLaterDeparture(t *testing.T) {
 	eachFamily(t, func(f *fixture) {
 		f.limitedWays("UDP")
-		f.pace(fast, 0)
+		f.pace(slow, 0)
 		key := bucketOf(netip.Addr{}, bpf.DirectionEgress)
 		ethernet := packettest.Ethernet{
 			Dst: f.MAC(packettest.OverlayDevice), Src: packettest.RouterMAC,
@@ -107,10 +116,10 @@ func TestPacedKeepsLaterDeparture(t *testing.T) {
 				Departure: departure, Packet: packettest.Build(layers...),
 			}).Departure
 		}
-		f.setBucket(key, bpf.LimitHorizon/2)
-		until := f.bucket(key).Time
+		f.setBucket(key, bpf.LimitWait/2)
+		until := f.bucket(key).Time - uint64(bpf.LimitBurst)
 		require.Equal(f, until, send(until-1))
-		until = f.bucket(key).Time
+		until = f.bucket(key).Time - uint64(bpf.LimitBurst)
 		require.Equal(f, until+1, send(until+1))
 	})
 }
@@ -130,7 +139,7 @@ func TestNotPaced(t *testing.T) {
 			res := way.send()
 			require.Equal(f, packettest.Redirect, res.Verdict, about)
 			require.Zero(f, res.Departure, about)
-			f.setBucket(key, bpf.LimitHorizon)
+			f.setBucket(key, bpf.LimitWait)
 			f.dropped(way.send(), bpf.ReasonBandwidth)
 			require.NoError(f, f.SetConfig(config))
 		}
@@ -138,7 +147,8 @@ func TestNotPaced(t *testing.T) {
 }
 
 // TestPacedWithMovingAddress: a packet with an address that moves waits on its way to the gateway,
-// but not where this node itself has the address: it might leave with it when another has it.
+// but not where this node itself has the address: it might leave with it when another has it. So it
+// passes at once there, in the turn of those that wait.
 func TestPacedWithMovingAddress(t *testing.T) {
 	eachTransport(t, func(f *fixture, transport string) {
 		f.moving(second())
@@ -146,20 +156,21 @@ func TestPacedWithMovingAddress(t *testing.T) {
 			return f.fromPod(request(transport, f.Pod, f.Server)...)
 		}
 		f.byBlock(send(), second(), transport)
-		f.pace(fast, 0)
+		f.pace(slow, 0)
 		key := bucketOf(netip.Addr{}, bpf.DirectionEgress)
-		f.setBucket(key, bpf.LimitHorizon/2)
-		until := f.bucket(key).Time
+		f.setBucket(key, bpf.LimitWait/2)
+		until := f.bucket(key).Time - uint64(bpf.LimitBurst)
 		res := send()
 		f.byBlock(res, second(), transport)
 		require.Equal(f, until, res.Departure)
 
 		f.movesTo(f.Config.Underlay.Addr())
 		f.lease(time.Hour)
-		f.dropped(send(), bpf.ReasonBandwidth)
-		f.setBucket(key, bpf.LimitBurst/2)
+		f.setBucket(key, bpf.LimitWait/2)
 		res = send()
 		f.translated(res, f.Egress)
 		require.Zero(f, res.Departure)
+		f.setBucket(key, 2*bpf.LimitWait)
+		f.dropped(send(), bpf.ReasonBandwidth)
 	})
 }

@@ -40,10 +40,10 @@ func TestDepartureReachesQueue(t *testing.T) {
 				tr := &traffic{&fixture{Node: tr.Node, TB: t, Addresses: w}, tr.pods}
 				require.NoError(t, tr.Reset())
 				prepare(tr.fixture)
-				tr.pace(fast, 0)
+				tr.pace(slow, 0)
 				key := bucketOf(netip.Addr{}, bpf.DirectionEgress)
-				tr.setBucket(key, bpf.LimitHorizon/2)
-				until := tr.bucket(key).Time
+				tr.setBucket(key, bpf.LimitWait/2)
+				until := tr.bucket(key).Time - uint64(bpf.LimitBurst)
 				packet := tr.ofPod(request("UDP", w.Pod, w.Server)...)
 				tr.send(packettest.PodDevice, rawFrame{bytes: packet})
 				require.Eventually(t, func() bool {

@@ -212,7 +212,9 @@ struct traffic_owner {
 
 #define LIMIT_BUCKETS 16384
 #define LIMIT_BURST 100000000 /* nanoseconds at the rate */
-#define LIMIT_HORIZON 2000000000 /* nanoseconds that a packet may wait for its departure */
+#define LIMIT_QUEUE 64 /* packets that may wait for their departure */
+#define LIMIT_PACKET 1500 /* bytes that these have at least */
+#define LIMIT_WAIT 2000000000 /* nanoseconds that they may wait at most */
 
 struct bucket_key {
 	struct address pod; /* none: all of the policy's */

@@ -6,13 +6,14 @@
  * it further away than the burst is dropped. Of several segments that the kernel handles as
  * one packet, headers count once.
  *
- * Where the devices by which packets leave have the queueing discipline fq, a packet from a pod
- * gets that time as its departure instead, and is dropped only if that is beyond a horizon. The
- * kernel keeps a departure time of CLOCK_MONOTONIC on the ways that these packets go from here:
- * bpf_redirect and bpf_redirect_neigh call skb_clear_tstamp, which leaves it (5.18 and later),
- * VXLAN puts its headers around the same skb, and skb_scrub_packet, which it calls, clears no
- * time within a network namespace. fq reads it as it is, and its own horizon is further away. A
- * device without fq sends at once: then the rate is kept, with bursts as long as the horizon. */
+ * Where the devices by which packets leave have the queueing discipline fq, some such packets
+ * from pods depart later instead: when the bucket is no further away than the burst. They are
+ * as few as fq has room for: what it drops has been counted here, and the rate would be lost.
+ * The kernel keeps a departure time of CLOCK_MONOTONIC on the ways that these packets go from
+ * here: bpf_redirect and bpf_redirect_neigh call skb_clear_tstamp, which leaves it (5.18 and
+ * later), VXLAN puts its headers around the same skb, and skb_scrub_packet, which it calls,
+ * clears no time within a network namespace. A device without fq sends at once: the rate is
+ * kept all the same. */
 
 #pragma once
 
@@ -31,7 +32,20 @@ static __always_inline struct bucket_value *find_bucket(const struct bucket_key 
 	return bpf_map_lookup_elem(&sluice_buckets, key);
 }
 
-#define LIMIT_PACED (1 << 1) /* beside enum direction: the packet may wait at a device */
+/* Beside enum direction: whether packets may wait at a device, and whether this one may not. */
+#define LIMIT_PACED (1 << 1)
+#define LIMIT_NO_WAIT (1 << 2)
+
+/* Returns how far away a bucket may be that takes one more packet. */
+static __always_inline __u64 limit_room(__u32 bytes, __u64 rate, __u32 how)
+{
+	__u64 wait;
+
+	if (!(how & LIMIT_PACED))
+		return LIMIT_BURST;
+	wait = LIMIT_QUEUE * SECOND * (bytes < LIMIT_PACKET ? LIMIT_PACKET : bytes) / rate;
+	return LIMIT_BURST + (wait < LIMIT_WAIT ? wait : LIMIT_WAIT);
+}
 
 /* Reports whether a bucket is full until later than a time. All CPUs raise it to the present
  * before they add to it, so what has been added is never lost. On several CPUs at once each may
@@ -59,12 +73,12 @@ static __always_inline void depart_at(struct __sk_buff *ctx, __u64 time)
 }
 
 /* Reports whether a packet of a translation, with a counter and since a time in seconds, is
- * more than the limits of its policy allow. If it is not, it counts. how is the direction, and
- * LIMIT_PACED. */
+ * more than the limits of its policy allow. If it is not, it counts. how is the direction with
+ * flags. */
 SUBPROGRAM int exceeds_limit(struct __sk_buff *ctx, __u32 counter, __u32 began,
 			     const struct address *pod, __u32 how)
 {
-	__u64 rate, pod_rate, now, latest, all_until = 0, own_until = 0;
+	__u64 rate, pod_rate, now, all_until = 0, own_until = 0;
 	struct bucket_value *all = NULL, *own = NULL;
 	const struct traffic_owner *owner;
 	const struct traffic_count *count;
@@ -78,23 +92,22 @@ SUBPROGRAM int exceeds_limit(struct __sk_buff *ctx, __u32 counter, __u32 began,
 	if (!owner || !count || began <= count->since)
 		return 0;
 	key.policy = owner->policy;
-	key.direction = how & ~LIMIT_PACED;
+	key.direction = how & ~(LIMIT_PACED | LIMIT_NO_WAIT);
 	limit = bpf_map_lookup_elem(&sluice_limits, &key.policy);
 	if (!limit)
 		return 0;
 	rate = limit->rate;
 	pod_rate = limit->pod_rate;
 	now = bpf_ktime_get_ns();
-	latest = now + (how & LIMIT_PACED ? LIMIT_HORIZON : LIMIT_BURST);
 	if (rate) {
 		all = find_bucket(&key, now);
-		if (all && is_full(all, now, latest))
+		if (all && is_full(all, now, now + limit_room(ctx->len, rate, how)))
 			return 1;
 	}
 	if (pod_rate) {
 		key.pod = *pod;
 		own = find_bucket(&key, now);
-		if (own && is_full(own, now, latest))
+		if (own && is_full(own, now, now + limit_room(ctx->len, pod_rate, how)))
 			return 1;
 	}
 	if (all)
@@ -103,20 +116,21 @@ SUBPROGRAM int exceeds_limit(struct __sk_buff *ctx, __u32 counter, __u32 began,
 		own_until = add_to(own, ctx->len, pod_rate);
 	if (all_until < own_until)
 		all_until = own_until;
-	if (how & LIMIT_PACED && all_until > now)
-		depart_at(ctx, all_until);
+	if (how & LIMIT_PACED && !(how & LIMIT_NO_WAIT) && all_until > now + LIMIT_BURST)
+		depart_at(ctx, all_until - LIMIT_BURST);
 	return 0;
 }
 
 /* Returns 0 if a packet of a translation is within the limits of its policy, or why it is
- * dropped, negative. Traffic without a counter has no limit. how is as above. */
+ * dropped, negative. Traffic without a counter has no limit. how is the direction, with
+ * LIMIT_NO_WAIT if the packet must not wait. */
 static __always_inline int within_limit(struct __sk_buff *ctx, const struct config_value *cfg,
 					__u32 counter, __u32 began, const struct address *pod,
 					__u32 how)
 {
 	if (!(cfg->flags & CONFIG_LIMITS) || !counter)
 		return 0;
-	if (!(cfg->flags & CONFIG_PACED))
-		how &= ~LIMIT_PACED;
+	if (cfg->flags & CONFIG_PACED && (how & ~LIMIT_NO_WAIT) == DIRECTION_EGRESS)
+		how |= LIMIT_PACED;
 	return exceeds_limit(ctx, counter, began, pod, how) ? -REASON_BANDWIDTH : 0;
 }

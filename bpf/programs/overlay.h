@@ -67,8 +67,7 @@ static __always_inline int overlay_to_outside(struct __sk_buff *ctx, const struc
 	if (!d->live && begins(p) && connections_used_up(p, cfg, TUPLE_OUT, 0))
 		return -REASON_CONNECTION_SHARE;
 	err = translate(ctx, p, d, cfg, node) ?:
-	      within_limit(ctx, cfg, d->counter, d->began, &p->flow.saddr,
-			   DIRECTION_EGRESS | LIMIT_PACED);
+	      within_limit(ctx, cfg, d->counter, d->began, &p->flow.saddr, DIRECTION_EGRESS);
 	if (err)
 		return err;
 	d->gateway = cfg->underlay;

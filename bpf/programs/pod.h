@@ -78,7 +78,7 @@ static __always_inline int to_gateway(struct __sk_buff *ctx, struct packet *p, s
 	moving = d->of_block && d->exit != cfg->overlay_ifindex;
 	err = translate(ctx, p, d, cfg, &none) ?:
 	      within_limit(ctx, cfg, d->counter, d->began, &p->flow.saddr,
-			   DIRECTION_EGRESS | (moving ? 0 : LIMIT_PACED));
+			   DIRECTION_EGRESS | (moving ? LIMIT_NO_WAIT : 0));
 	if (err)
 		return err;
 	count_traffic(d->counter, d->began, ctx->len, DIRECTION_EGRESS);
