@@ -25,6 +25,10 @@ type ReportContents struct {
 	Omitted      int              `json:"omitted,omitempty"`  // policies for which there was no room
 	Summary      ReportSummary    `json:"summary"`
 
+	// Draining says that the node knows that it is: the policies with egress addresses are those
+	// that have no other gateway, or leave by it until another one has theirs.
+	Draining bool `json:"draining,omitempty"`
+
 	// EgressVoters is the generation of table egress-voters that the node has taken over: no vote
 	// that it has given in a former generation counts any more. 0 if there was none.
 	EgressVoters uint32      `json:"egressVoters,omitempty"`

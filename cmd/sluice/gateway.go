@@ -14,19 +14,18 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/sluice-net/sluice/cmd/agent"
-	"github.com/sluice-net/sluice/sources/objects"
+	"github.com/sluice-net/sluice/reconcilers/nodereport"
 	"github.com/sluice-net/sluice/tables"
 )
 
 func newGatewayCommand() *cobra.Command {
 	cmd := group("gateway", "Take gateways out of use",
-		"Take gateways out of use, without losing a connection.")
+		"Take gateways out of use: new connections leave by others.")
 	cmd.AddCommand(newDrainCommand(), newUndrainCommand())
 	return cmd
 }
@@ -40,7 +39,8 @@ func newDrainCommand() *cobra.Command {
 and wait until it reports that no policy has it as gateway. Addresses of pools move to other
 nodes, with their connections. Other connections that leave by the node keep it until they end:
 sluice nat count, on the node, says how many there are. A policy that has no other gateway
-keeps the node: the exit code is 1 then, when the time to wait is up.
+keeps the node: the exit code is 1 then, when the time to wait is up, and if the node does not
+report.
 
 The command sets the annotation ` + tables.DrainAnnotation + ` of the Node, and reads the node's
 NodeReport, with the rights of a kubeconfig.`,
@@ -54,7 +54,7 @@ NodeReport, with the rights of a kubeconfig.`,
 		if err := n.annotate(ctx, "true"); err != nil {
 			return err
 		}
-		n.say("drained: new connections leave by other gateways")
+		n.say("marked as drained: new connections leave by other gateways, if there are some")
 		if wait == 0 {
 			return nil
 		}
@@ -137,29 +137,26 @@ func (n gatewayNode) annotate(ctx context.Context, value any) error {
 	return nil
 }
 
-// awaitDrained waits until the node reports that traffic of no policy leaves by it.
+// awaitDrained waits until the node reports that it is drained and that traffic of no policy leaves
+// by it.
 func (n gatewayNode) awaitDrained(ctx context.Context, most time.Duration) error {
 	deadline := time.After(most)
 	for {
-		report, err := n.report(ctx)
-		if apierrors.IsNotFound(err) {
-			n.say("it has no NodeReport: whether policies still have it as gateway is not known")
-			return nil
-		}
-		if err != nil {
+		lacks, err := n.lacks(ctx)
+		switch {
+		case apierrors.IsForbidden(err), apierrors.IsUnauthorized(err):
 			return err
-		}
-		users := gatewayUsers(report)
-		if len(users) == 0 {
+		case err != nil:
+			lacks = err.Error()
+		case lacks == "":
 			n.say("no policy has it as gateway any more")
 			return nil
 		}
 		select {
 		case <-ctx.Done():
-			return ctx.Err()
+			return fmt.Errorf("wait until node %s, which is marked, is drained: %w", n.name, ctx.Err())
 		case <-deadline:
-			return fmt.Errorf("node %s is drained, but after %s it is still the gateway of %s: "+
-				"a policy without another gateway keeps it", n.name, most, strings.Join(users, ", "))
+			return fmt.Errorf("node %s is marked as drained, but after %s %s", n.name, most, lacks)
 		case <-time.After(reportInterval):
 		}
 	}
@@ -168,17 +165,16 @@ func (n gatewayNode) awaitDrained(ctx context.Context, most time.Duration) error
 // reportInterval is how often a NodeReport is read: nodes write theirs each five seconds at most.
 const reportInterval = time.Second
 
-// report reads the NodeReport of the node.
-func (n gatewayNode) report(ctx context.Context) (*tables.ReportContents, error) {
-	kind := objects.NodeReportKind()
-	resource := schema.GroupVersionResource{
-		Group: kind.Group, Version: kind.Version, Resource: kind.Resource,
-	}
+// maxUsers is how many policies an error names.
+const maxUsers = 10
+
+// lacks says what the NodeReport of the node lacks to tell that the node is drained.
+func (n gatewayNode) lacks(ctx context.Context) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
-	object, err := n.client.Resource(resource).Get(ctx, n.name, metav1.GetOptions{})
+	object, err := n.client.Resource(nodereport.Resource).Get(ctx, n.name, metav1.GetOptions{})
 	if err != nil {
-		return nil, fmt.Errorf("read NodeReport %s: %w", n.name, err)
+		return "", fmt.Errorf("read NodeReport %s: %w", n.name, err)
 	}
 	var report struct {
 		Status tables.ReportContents `json:"status"`
@@ -188,18 +184,25 @@ func (n gatewayNode) report(ctx context.Context) (*tables.ReportContents, error)
 		err = json.Unmarshal(text, &report)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("parse NodeReport %s: %w", n.name, err)
+		return "", fmt.Errorf("parse NodeReport %s: %w", n.name, err)
 	}
-	return &report.Status, nil
-}
-
-// gatewayUsers returns the policies whose traffic leaves by the node of a report, with its
-// addresses.
-func gatewayUsers(report *tables.ReportContents) (users []string) {
-	for _, p := range report.Policies {
+	var users []string
+	for _, p := range report.Status.Policies {
 		if len(p.EgressIPs) > 0 {
 			users = append(users, fmt.Sprintf("%s %v", p.Policy, p.EgressIPs))
 		}
 	}
-	return users
+	switch {
+	case !report.Status.Draining:
+		return "its NodeReport does not say so: its agent does not run, is of a former version, " +
+			"or does not report policies", nil
+	case len(users) > maxUsers:
+		users = append(users[:maxUsers], fmt.Sprintf("%d more", len(users)-maxUsers))
+	case len(users) == 0 && report.Status.Omitted > 0:
+		return fmt.Sprintf("its NodeReport leaves out %d policies", report.Status.Omitted), nil
+	case len(users) == 0:
+		return "", nil
+	}
+	return "it is still the gateway of " + strings.Join(users, ", ") +
+		": a policy without another gateway keeps it", nil
 }

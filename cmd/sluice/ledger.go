@@ -81,6 +81,10 @@ files, and whether the clock was set, is told on standard error.`,
 		} else if err != nil {
 			return err
 		}
+		if at != "" && q.From.Before(answer.First) {
+			fmt.Fprintf(cmd.ErrOrStderr(), "sluice: the files begin at %s: they do not tell of before\n",
+				answer.First.Format(time.RFC3339))
+		}
 		for _, m := range answer.Missing {
 			fmt.Fprintln(cmd.ErrOrStderr(), "sluice:", missingText(&m))
 		}
@@ -112,10 +116,16 @@ func missingText(m *ledger.Record) string {
 	when := m.Time.Format(time.RFC3339)
 	count := strconv.FormatUint(m.Count, 10)
 	switch {
+	case m.Event == ledger.Start && m.Reason == ledger.StartNew:
+		return "records may be missing before " + when + ", when the kernel's buffer was new: " +
+			"the node has started, or the ledger was off"
 	case m.Event == ledger.Start:
 		return "at most " + count + " records are missing before " + when +
 			", when an agent was started after one was killed"
 	case m.Reason == ledger.MissingLines:
+		if m.Time.IsZero() {
+			when = "the beginning"
+		}
 		return count + " lines after " + when + " cannot be read"
 	case m.Reason == ledger.MissingVersion:
 		return count + " records of another version are missing before " + when

@@ -43,6 +43,9 @@ type Answer struct {
 	Held    []Held   `json:"held"`    // in the order of their begin
 	Missing []Record `json:"missing"` // where records are missing, or may be: after an agent was killed
 	Clock   []Record `json:"clock"`   // where the node's clock was set
+
+	// First is the time of the first line: of what was before the files do not tell.
+	First time.Time `json:"first"`
 }
 
 // MissingLines is the reason of a [Missing] that stands for lines that cannot be read.
@@ -54,7 +57,12 @@ func Search(path string, q Question) (Answer, error) {
 	if err != nil {
 		return Answer{}, err
 	}
-	s := search{question: q, needle: needle(q), open: map[holding]int{}, known: map[identity]int{}}
+	if q.To.IsZero() {
+		q.To = q.From
+	}
+	s := search{
+		question: q, needle: needle(q), open: map[holding]*Held{}, known: map[identity]*Held{},
+	}
 	for _, f := range files {
 		if err == nil {
 			err = s.file(f)
@@ -81,14 +89,19 @@ func openFiles(path string) (files []*os.File, err error) {
 	if lastErr != nil && !errors.Is(lastErr, fs.ErrNotExist) {
 		return nil, fmt.Errorf("open the ledger: %w", lastErr)
 	}
-	extension := filepath.Ext(path)
-	aside, err := filepath.Glob(strings.TrimSuffix(path, extension) + "-*" + extension)
+	dir, base := filepath.Split(path)
+	entries, err := os.ReadDir(filepath.Clean(dir)) // in order of name
 	if err != nil {
 		return []*os.File{last}, fmt.Errorf("find files of the ledger %s: %w", path, err)
 	}
-	slices.Sort(aside)
-	for _, name := range aside {
-		f, err := os.Open(name)
+	extension := filepath.Ext(base)
+	for _, entry := range entries {
+		name := entry.Name()
+		if !strings.HasPrefix(name, strings.TrimSuffix(base, extension)+"-") ||
+			filepath.Ext(name) != extension {
+			continue
+		}
+		f, err := os.Open(filepath.Join(dir, name))
 		if errors.Is(err, fs.ErrNotExist) { // it was the oldest
 			continue
 		} else if err != nil {
@@ -130,13 +143,13 @@ type holding struct {
 
 type search struct {
 	question Question
-	needle   []byte           // in each line that matters but for those of no translation
-	held     []Held           // all that there was
-	open     map[holding]int  // indexes of those without an end
-	known    map[identity]int // indexes of all
+	needle   []byte             // in each line that matters but for those of no translation
+	known    map[identity]*Held // all that there was; nil: not at the time in question
+	open     map[holding]*Held  // those without an end
 	missing  []Record
 	clock    []Record
-	at       time.Time // of the last line
+	first    time.Time // of the first line
+	at       time.Time // of the last one
 }
 
 // needle returns what lines about an egress address have in them.
@@ -163,17 +176,24 @@ func (s *search) file(f *os.File) error {
 		} else if err != nil {
 			return fmt.Errorf("%s: %w", f.Name(), err)
 		}
-		if !bytes.Contains(line, s.needle) && bytes.Contains(line, []byte(`"egress":`)) {
+		if unreadable || bytes.IndexByte(line, 0) >= 0 { // the node has lost its power
+			s.take(&Record{Time: s.at, Event: Missing, Reason: MissingLines, Count: 1})
+			continue
+		}
+		isOfOther := !bytes.Contains(line, s.needle) && bytes.Contains(line, []byte(`"egress":`))
+		if isOfOther && !s.first.IsZero() {
 			continue
 		}
 		var r Record
-		if unreadable || line[0] != '{' && len(line) > 1 {
-			r = Record{Time: s.at, Event: Missing, Reason: MissingLines, Count: 1}
-		} else if json.Unmarshal(line, &r) != nil {
+		if json.Unmarshal(line, &r) != nil {
 			continue // one that was not finished is written again, or counted by the next start
 		}
-		s.at = r.Time
-		s.take(&r)
+		if s.at = r.Time; s.first.IsZero() {
+			s.first = r.Time
+		}
+		if !isOfOther {
+			s.take(&r)
+		}
 	}
 }
 
@@ -188,27 +208,40 @@ func (s *search) take(r *Record) {
 			return
 		}
 		s.missing = append(s.missing, *r)
-		for _, i := range s.open {
+		for _, h := range s.open {
 			// The agent finds ends that the kernel had no room for.
-			s.held[i].mayEnd = s.held[i].mayEnd || r.Reason != MissingBuffer
+			h.mayEnd = h.mayEnd || r.Reason != MissingBuffer
 		}
 	case Start:
-		if r.Reason == StartKilled && r.Count > 0 {
+		if r.Reason == StartKilled && r.Count > 0 || r.Reason == StartNew && r.Time.After(s.first) {
 			s.missing = append(s.missing, *r)
 		}
-		for _, i := range s.open {
+		for _, h := range s.open {
 			// What goes on is found, and written again.
-			if s.held[i].notSince.IsZero() && r.Reason != StartStopped {
-				s.held[i].notSince = r.Time
+			if h.notSince.IsZero() && r.Reason != StartStopped {
+				h.notSince = r.Time
 			}
 		}
 	case Clock:
 		s.clock = append(s.clock, *r)
-	case Begin:
-		s.begin(r)
-	case End:
-		s.end(r)
+	case Begin, End:
+		if !s.question.isAbout(r) {
+			return
+		}
+		if r.Event == Begin {
+			s.begin(r)
+		} else {
+			s.end(r)
+		}
 	}
+}
+
+// isAbout reports whether a record of a translation can matter, whatever its time.
+func (q *Question) isAbout(r *Record) bool {
+	return r.Egress.Addr() == q.Egress && (q.Port == 0 || r.Egress.Port() == q.Port) &&
+		(q.Protocol == "" || strings.EqualFold(r.Protocol, q.Protocol)) &&
+		(!q.Destination.IsValid() || r.Destination.Addr() == q.Destination.Addr()) &&
+		(q.Destination.Port() == 0 || r.Destination.Port() == q.Destination.Port())
 }
 
 func identityOf(r *Record) identity {
@@ -219,41 +252,49 @@ func identityOf(r *Record) identity {
 // its end, from another CPU or in a file whose name is of before the clock was set.
 func (s *search) begin(r *Record) {
 	id := identityOf(r)
-	if i, ok := s.known[id]; ok {
-		s.held[i].notSince, s.held[i].mayEnd = time.Time{}, false
+	if h, ok := s.known[id]; ok {
+		if h != nil {
+			h.notSince, h.mayEnd = time.Time{}, false
+		}
 		return
 	}
-	h := Held{Record: *r}
-	s.known[id] = len(s.held)
-	i, ok := s.open[id.holding] // its end has not come yet
-	if ok && r.ID < s.held[i].ID && r.Time.Before(s.held[i].Time) {
-		h.Until, h.EndReason = s.held[i].Time, EndEvicted // this one has been before
-	} else {
-		if ok {
-			s.held[i].Until, s.held[i].EndReason = r.Time, EndEvicted
-		}
-		s.open[id.holding] = len(s.held)
+	h := &Held{Record: *r}
+	s.known[id] = h
+	before, ok := s.open[id.holding] // its end has not come yet
+	if ok && r.ID < before.ID && r.Time.Before(before.Time) {
+		h.Until, h.EndReason = before.Time, EndEvicted // this one has been before
+		return
 	}
-	s.held = append(s.held, h)
+	if ok {
+		before.Until, before.EndReason = r.Time, EndEvicted
+	}
+	if s.open[id.holding] = h; !s.question.To.IsZero() && r.Time.After(s.question.To) {
+		s.known[id] = nil
+		delete(s.open, id.holding)
+	}
 }
 
 // end takes in an end. It may come after the next begin.
 func (s *search) end(r *Record) {
 	id := identityOf(r)
-	i, ok := s.known[id]
-	if !ok { // Its begin is missing, or was in a file that is gone.
-		i = len(s.held)
-		s.known[id] = i
-		s.held = append(s.held, Held{Record: *r})
-		s.held[i].Time, s.held[i].Reason = r.Began, ""
+	h, ok := s.known[id]
+	switch {
+	case !ok: // Its begin is missing, or was in a file that is gone.
+		h = &Held{Record: *r}
+		h.Time, h.Reason = r.Began, ""
+		s.known[id] = h
+	case h == nil:
+		return
 	}
-	h := &s.held[i]
 	if h.Until.IsZero() || h.Until.After(r.Time) { // else another had it before the end was written
 		h.Until = r.Time
 	}
 	h.EndReason, h.LastUsed, h.notSince = r.Reason, r.LastUsed, time.Time{}
-	if open, ok := s.open[id.holding]; ok && open == i {
+	if s.open[id.holding] == h {
 		delete(s.open, id.holding)
+	}
+	if h.Until.Before(s.question.From) {
+		s.known[id] = nil
 	}
 }
 
@@ -267,29 +308,22 @@ func (h *Held) finish() {
 	}
 }
 
-// answer returns what matches the question.
+// answer returns what was held at the time in question.
 func (s *search) answer() Answer {
 	q := s.question
-	a := Answer{Held: []Held{}, Missing: []Record{}, Clock: []Record{}}
-	to := q.To
-	if to.IsZero() {
-		to = q.From
-	}
-	for _, h := range s.held {
-		h.finish()
-		switch {
-		case h.Egress.Addr() != q.Egress, q.Port != 0 && h.Egress.Port() != q.Port,
-			q.Protocol != "" && !strings.EqualFold(h.Protocol, q.Protocol),
-			q.Destination.IsValid() && h.Destination.Addr() != q.Destination.Addr(),
-			q.Destination.Port() != 0 && h.Destination.Port() != q.Destination.Port(),
-			!to.IsZero() && h.Time.After(to),
-			!q.From.IsZero() && !h.Until.IsZero() && h.Until.Before(q.From):
+	a := Answer{Held: []Held{}, Missing: []Record{}, Clock: []Record{}, First: s.first}
+	for _, h := range s.known {
+		if h == nil {
 			continue
 		}
-		a.Held = append(a.Held, h)
+		if h.finish(); !q.To.IsZero() && h.Time.After(q.To) ||
+			!h.Until.IsZero() && h.Until.Before(q.From) {
+			continue
+		}
+		a.Held = append(a.Held, *h)
 	}
-	slices.SortStableFunc(a.Held, func(x, y Held) int {
-		return cmp.Or(x.Time.Compare(y.Time), y.Until.Compare(x.Until))
+	slices.SortFunc(a.Held, func(x, y Held) int {
+		return cmp.Or(x.Time.Compare(y.Time), y.Until.Compare(x.Until), cmp.Compare(x.ID, y.ID))
 	})
 	a.Missing, a.Clock = append(a.Missing, s.missing...), append(a.Clock, s.clock...)
 	return a

@@ -70,7 +70,8 @@ func told(a Answer) (all []string) {
 
 // TestSearch: the files say which pod had an address and port at a time.
 func TestSearch(t *testing.T) {
-	dir := t.TempDir()
+	dir := filepath.Join(t.TempDir(), "[node]")
+	require.NoError(t, os.Mkdir(dir, 0o700))
 	path := filepath.Join(dir, "ledger.jsonl")
 	writeLines(t, filepath.Join(dir, "ledger-2026-11-24T12-01-00.000.jsonl"),
 		Record{Time: second(0), Event: Start, Reason: StartNew},
@@ -132,7 +133,8 @@ func TestSearch(t *testing.T) {
 		answer, err := Search(path, tc.q)
 		require.NoError(t, err)
 		require.Equal(t, tc.want, told(answer), "%+v", tc.q)
-		require.Equal(t, []string{"missing buffer", "start killed"}, events(answer.Missing))
+		require.Equal(t, []string{"missing buffer", "start killed", "start new"}, events(answer.Missing))
+		require.Equal(t, second(0), answer.First)
 	}
 	_, err := Search(filepath.Join(dir, "other.jsonl"), Question{Egress: egress.Addr()})
 	require.ErrorIs(t, err, os.ErrNotExist)
@@ -160,13 +162,13 @@ func TestSearchBroken(t *testing.T) {
 	require.NoError(t, err)
 	zeros := strings.Repeat("\x00", maxLine+1)
 	other := strings.ReplaceAll(string(text), "40000", "40001")
-	broken := string(text) + zeros + "\n" + zeros[:5] + "\n" + other
+	broken := string(text) + zeros + "\n" + zeros[:5] + "\n" + string(text[:40]) + zeros[:9] + "\n" + other
 	require.NoError(t, os.WriteFile(path, []byte(broken), 0o600))
 	answer, err := Search(path, Question{Egress: egress.Addr()})
 	require.NoError(t, err)
 	require.Equal(t, []string{"web-1:40000 1..- unknown", "web-1:40001 1..-"}, told(answer))
 	require.Equal(t, []string{"missing lines"}, events(answer.Missing))
-	require.EqualValues(t, 2, answer.Missing[0].Count)
+	require.EqualValues(t, 3, answer.Missing[0].Count)
 	require.Equal(t, second(1), answer.Missing[0].Time)
 }
 

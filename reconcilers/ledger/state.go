@@ -91,6 +91,8 @@ func (o *openSet) restore(dir StateDir, stopped bool) (restored bool, err error)
 	}
 	if err = errors.Join(err, os.Remove(path)); err != nil {
 		clear(o.open)
+		clear(o.absent)
+		o.order = nil
 		return false, fmt.Errorf("restore translations without end: %w", err)
 	}
 	return stopped, nil

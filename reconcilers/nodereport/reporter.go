@@ -153,6 +153,7 @@ func (r *reporter) wanted() []byte {
 		return nil
 	}
 	contents := compose(string(r.Version), r.Reports.All(txn), r.Ports.All(txn))
+	contents.Draining = node.Draining && r.Reporting.Enabled
 	if taken, _, found := r.Voters.Get(txn, tables.EgressVotersTakenByIndex(0)); found {
 		contents.EgressVoters = taken.Generation
 	}

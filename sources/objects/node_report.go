@@ -22,6 +22,7 @@ type nodeReport struct {
 			Egress string `json:"egress"`
 			Failed int    `json:"failed"`
 		} `json:"summary"`
+		Draining     bool            `json:"draining"`
 		EgressVoters int64           `json:"egressVoters"`
 		EgressPorts  []reportedPorts `json:"egressPorts"`
 	} `json:"status"`
@@ -55,6 +56,7 @@ func NodeReportKind() *Kind {
 func nodeReports(o *nodeReport, name tables.Name, errs *fieldErrors) []*tables.NodeReport {
 	r := &tables.NodeReport{Node: name.Name, ReportContents: tables.ReportContents{
 		AgentVersion: o.Status.AgentVersion, Omitted: o.Status.Omitted, Summary: o.Status.Summary,
+		Draining: o.Status.Draining,
 	}}
 	if g := o.Status.EgressVoters; g < 0 || g > math.MaxUint32 {
 		errs.add("status.egressVoters", strconv.FormatInt(g, 10)+" is no generation")

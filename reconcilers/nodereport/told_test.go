@@ -28,3 +28,22 @@ func TestVotersTaken(t *testing.T) {
 		}
 	})
 }
+
+// That this node is drained is told, though nothing else is to be, and only with policies.
+func TestDrainingTold(t *testing.T) {
+	for _, enabled := range []bool{true, false} {
+		in(t, func(w *world) {
+			w.Reporting.Enabled = enabled
+			w.tell("a", 10)
+			time.Sleep(time.Minute)
+			wtxn := w.DB.WriteTxn(w.nodes)
+			_, _, err := w.nodes.Insert(wtxn, &tables.Node{Name: "node-1", UID: "uid-1", Draining: true})
+			require.NoError(t, err)
+			wtxn.Commit()
+			time.Sleep(time.Minute)
+			synctest.Wait()
+			written := w.written()
+			require.Equal(w, enabled, written[len(written)-1].report.Status.Draining)
+		})
+	}
+}
