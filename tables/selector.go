@@ -61,8 +61,8 @@ type SelectorSpec struct {
 	// Peers are several only if all are of [PeerCIDR].
 	Peers []PolicyPeer `json:"peers"`
 
-	// Foreign is set if the policies with the selector are of one namespace, and it tells pods of
-	// another namespace apart. Two selectors with the same text differ by it.
+	// Foreign is set if its policies are in namespaces, and it tells pods of other namespaces than
+	// theirs apart. Two selectors with the same text may differ by it.
 	Foreign bool `json:"foreign,omitempty"`
 }
 

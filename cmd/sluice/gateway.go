@@ -54,7 +54,7 @@ NodeReport, with the rights of a kubeconfig.`,
 		if err := n.annotate(ctx, "true"); err != nil {
 			return err
 		}
-		n.say("marked as drained: new connections leave by other gateways, if there are some")
+		n.say("marked as drained: new connections leave by other gateways, if there are any")
 		if wait == 0 {
 			return nil
 		}
