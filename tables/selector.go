@@ -109,12 +109,13 @@ func SelectorSpecs(peers []PolicyPeer) []SelectorSpec {
 
 // IsForeign says what [SelectorSpec.Foreign] is of a selector of a policy in a namespace, which is
 // empty for one that is cluster-wide. Whether all prefixes select pods is a matter of flags.
-func (s SelectorSpec) IsForeign(namespace string, prefixesSelectPods bool) bool {
+func (s SelectorSpec) IsForeign(
+	namespace string, prefixesSelectPods bool, parse func(EgressSelector) *PodMatcher,
+) bool {
 	return namespace != "" && slices.ContainsFunc(s.Peers, func(p PolicyPeer) bool {
 		switch p.Kind {
 		case PeerPods:
-			m, err := NewPodMatcher(p.Pods)
-			return err != nil || m.dividesOthers(namespace)
+			return parse(p.Pods).dividesOthers(namespace)
 		case PeerCIDR, PeerCIDRGroups:
 			return !IsFamily(p) && (prefixesSelectPods || p.MatchesPods)
 		case PeerServices:

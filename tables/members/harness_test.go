@@ -167,7 +167,12 @@ func (h *harness) useIn(
 	namespace string, peers ...tables.PolicyPeer,
 ) (selectors []*tables.Selector) {
 	for _, spec := range tables.SelectorSpecs(peers) {
-		spec.Foreign = spec.IsForeign(namespace, false)
+		spec.Foreign = spec.IsForeign(namespace, false,
+			func(s tables.EgressSelector) *tables.PodMatcher {
+				m, err := tables.NewPodMatcher(s)
+				require.NoError(h, err)
+				return m
+			})
 		s, _, found := h.inputs.Selectors.Get(h.db.ReadTxn(), tables.SelectorByDigest(spec.Digest()))
 		if !found {
 			h.last++

@@ -52,7 +52,7 @@ func (c *round) peers(id tables.PolicyID, t *tables.PolicyTraffic) *peersOf {
 	of := c.peersOf[t]
 	if of == nil {
 		of = newPeersOf(t.Peers, func(s tables.SelectorSpec) bool {
-			return s.IsForeign(id.Name.Namespace, c.CIDRMatch.Pods)
+			return s.IsForeign(id.Name.Namespace, c.CIDRMatch.Pods, c.matcher)
 		})
 		c.peersOf[t] = of
 	}
