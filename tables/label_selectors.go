@@ -85,8 +85,8 @@ func (a labelSelectors) anchor() string {
 	return AnyAnchor
 }
 
-// needsPodLabels reports whether it depends on more of a pod than its namespace whether the selector
-// selects it.
+// needsPodLabels reports whether it depends on more of a pod than its namespace whether the
+// selector selects it.
 func (a labelSelectors) needsPodLabels() bool {
 	requirements, _ := a.pods.Requirements()
 	return slices.ContainsFunc(requirements, func(r labels.Requirement) bool {

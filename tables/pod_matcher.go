@@ -58,8 +58,8 @@ func (m *PodMatcher) MatchesNode(node *Node) bool {
 // namespace, or else one of its labels. It is [AnyAnchor] if the selector requires neither.
 func (m *PodMatcher) Anchor() string { return m.anchor() }
 
-// dividesOthers reports whether the selector may select some pods of a namespace other than one, and
-// not others of it.
+// dividesOthers reports whether the selector may select some pods of a namespace other than one,
+// and not others of it.
 func (m *PodMatcher) dividesOthers(namespace string) bool {
 	return m.Anchor() != NamespaceAnchor(namespace) && m.needsPodLabels()
 }

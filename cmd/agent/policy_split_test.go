@@ -13,8 +13,8 @@ import (
 )
 
 // A tenant whose policies tell more pods of another namespace apart than that may have classes cuts
-// them off from its own pods only: policies of their namespace, cluster-wide ones, and those of other
-// namespaces that select the whole namespace go on all the time, also of new pods.
+// them off from its own pods only: policies of their namespace, cluster-wide ones, and those of
+// other namespaces that select the whole namespace go on all the time, also of new pods.
 func TestTenantSplitsPods(t *testing.T) {
 	const (
 		share, pods  = 4, 10

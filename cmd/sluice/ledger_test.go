@@ -53,7 +53,8 @@ sluice: the clock of the node was set by -1h0m0s at 2026-11-24T12:02:00Z
 
 	r = sluice(t, "ledger", "203.0.113.102", "--file="+file, "--at=2026-11-24T11:59:59Z")
 	require.Equal(t, exitOK, r.code)
-	require.Contains(t, r.stderr, "the files begin at 2026-11-24T12:00:00Z: they do not tell of before")
+	require.Contains(t, r.stderr,
+		"the files begin at 2026-11-24T12:00:00Z: they do not tell of before")
 
 	for _, args := range [][]string{
 		{"203.0.113.102:40000"}, {"203.0.113.102", "--protocol=tcp"}, {"203.0.113.102", "--to=198.51.100.10:443"},

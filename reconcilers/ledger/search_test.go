@@ -162,7 +162,8 @@ func TestSearchBroken(t *testing.T) {
 	require.NoError(t, err)
 	zeros := strings.Repeat("\x00", maxLine+1)
 	other := strings.ReplaceAll(string(text), "40000", "40001")
-	broken := string(text) + zeros + "\n" + zeros[:5] + "\n" + string(text[:40]) + zeros[:9] + "\n" + other
+	broken := string(text) + zeros + "\n" + zeros[:5] + "\n" +
+		string(text[:40]) + zeros[:9] + "\n" + other
 	require.NoError(t, os.WriteFile(path, []byte(broken), 0o600))
 	answer, err := Search(path, Question{Egress: egress.Addr()})
 	require.NoError(t, err)

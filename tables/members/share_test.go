@@ -13,8 +13,8 @@ import (
 	"github.com/sluice-net/sluice/tables"
 )
 
-// The pods of a namespace that its share of exact and of coarse classes has no room for are refused,
-// and those of others are not. When the namespace has fewer, they get classes.
+// The pods of a namespace that its share of exact and of coarse classes has no room for are
+// refused, and those of others are not. When the namespace has fewer, they get classes.
 func TestShare(t *testing.T) {
 	const share, labelSets = 3, 9
 	h := newHarnessWith(t, share)
@@ -128,8 +128,8 @@ func TestCoarse(t *testing.T) {
 	require.Equal(t, map[tables.Precision]int{tables.Exact: labelSets}, h.precisions(addrs))
 }
 
-// Pods of two namespaces may be of one coarse class, which counts for one of them. Those of the other
-// have exact ones again as soon as it has room.
+// Pods of two namespaces may be of one coarse class, which counts for one of them. Those of the
+// other have exact ones again as soon as it has room.
 func TestCoarseClassOfTwoNamespaces(t *testing.T) {
 	const share = 2
 	h := newHarnessWith(t, share)
