@@ -5,7 +5,7 @@
 //
 //	sluice_ledger ──► reader ──┬──► queue ──► file of JSON lines, which rotates
 //	endpoints, nodes ──► names ┘──► queue ──► OpenTelemetry logs by OTLP/HTTP
-//	sluice_nat4, sluice_nat6 ──► open set ──► begins and ends that no program has recorded
+//	sluice_nat4, sluice_nat6 ──► open set ──► begins and ends that no record has
 //
 // The programs write a record to the ring buffer when a translation begins, and one when it
 // ends (bpf/programs/ledger.h); the reader adds the names of the pod and its node. No program sees

@@ -48,7 +48,7 @@ func TestDecodeQdiscEvent(t *testing.T) {
 	}
 }
 
-// Of a device with several queues their queueing disciplines count, whether somebody has made them
+// Of a device with several queues their queueing disciplines count, whether they were made by hand
 // (with a handle) or the kernel by default.
 func TestQdiscsOfQueues(t *testing.T) {
 	const made = 0x80010000

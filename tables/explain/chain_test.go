@@ -39,7 +39,8 @@ func TestWaits(t *testing.T) {
 	require.Contains(t, page.String(),
 		"\n            subject 1, ruleset 5: CiliumNetworkPolicy/shop/no-db, NetworkPolicy/shop/web\n")
 	require.Contains(t, page.String(),
-		"\n            member 112 (pods), class 12: no selector\n            waits: member 112: not written yet\n")
+		"\n            member 112 (pods), class 12: no selector\n"+
+			"            waits: member 112: not written yet\n")
 	require.Contains(t, page.String(), "\n            waits: subject 1: "+text+"\n")
 }
 

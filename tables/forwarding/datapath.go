@@ -50,11 +50,12 @@ func (c *configParams) declare() derive.Rule[uint32] {
 						mark(theConfig)
 					}
 				}),
-			derive.FromIf(c.Devices,
-				func(old, new *tables.Device) bool {
-					return old.Name != new.Name || old.Paces() != new.Paces()
-				},
-				func(_ statedb.ReadTxn, _ *tables.Device, mark func(uint32)) { mark(theConfig) }),
+			derive.FromChange(c.Devices,
+				func(_ statedb.ReadTxn, old, new *tables.Device, mark func(uint32)) {
+					if uses(old) != uses(new) { // not for each pod that comes
+						mark(theConfig)
+					}
+				}),
 			derive.OnChange(c.Addresses, markConfig),
 			derive.OnChange(c.Monitors, markConfig),
 			derive.FromIf(c.Policies,
@@ -73,6 +74,16 @@ func (c *configParams) declare() derive.Rule[uint32] {
 		Compute: derive.Each(
 			c.Configs, tables.DatapathConfigByIndex, (*tables.DatapathConfig).Equal, c.row),
 	}
+}
+
+// used is what the configuration depends on of a device.
+type used struct{ isOverlay, paces bool }
+
+func uses(d *tables.Device) used {
+	if d == nil {
+		return used{}
+	}
+	return used{d.Name == tables.OverlayDeviceName, d.Paces()}
 }
 
 func markConfig(_ statedb.ReadTxn, mark func(uint32)) { mark(theConfig) }
