@@ -49,6 +49,8 @@ func (n *Namespace) prepare() error {
 		// New namespaces inherit these from the machine.
 		"net.ipv4.conf.all.rp_filter=0", "net.ipv4.conf.default.rp_filter=0", "net.ipv4.ip_forward=0",
 		"net.ipv4.ping_group_range=0 2147483647",
+		// What tests connect from, the kernel does not give to others before.
+		"net.ipv4.ip_local_reserved_ports=40000-40099,45000",
 	)
 	if err != nil {
 		return err

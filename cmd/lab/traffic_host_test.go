@@ -4,21 +4,27 @@ package lab
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
 	"sync"
+	"syscall"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 )
 
 // dialFrom connects from an address and port of the namespace; from port 0 the
-// kernel chooses one.
+// kernel chooses one. Sockets that had the port and are closed do not matter.
 func (n *Namespace) dialFrom(ctx context.Context, network string, from, to netip.AddrPort) (conn net.Conn, err error) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	dialer := net.Dialer{LocalAddr: net.TCPAddrFromAddrPort(from), KeepAlive: noKeepAlive}
+	if from.Port() != 0 {
+		dialer.Control = reuseAddress
+	}
 	if network == "udp" {
 		dialer.LocalAddr = net.UDPAddrFromAddrPort(from)
 	}
@@ -27,6 +33,14 @@ func (n *Namespace) dialFrom(ctx context.Context, network string, from, to netip
 		return err
 	})
 	return conn, err
+}
+
+func reuseAddress(_, _ string, socket syscall.RawConn) error {
+	var failed error
+	err := socket.Control(func(fd uintptr) {
+		failed = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEADDR, 1)
+	})
+	return errors.Join(err, failed)
 }
 
 // The gateway's own connections from the egress IP live beside those of pods, to the

@@ -82,8 +82,9 @@ func (l *ledgerTest) ask(conns []*seenConnection) {
 func (l *ledgerTest) end(conns []*seenConnection, reset bool) {
 	l.t.Helper()
 	for _, c := range conns {
-		if tcp, ok := c.conn.(*net.TCPConn); ok && reset {
-			require.NoError(l.t, tcp.SetLinger(0))
+		if reset && c.network == "tcp" {
+			require.NoError(l.t, abort(c.conn))
+			continue
 		}
 		require.NoError(l.t, c.conn.Close())
 	}

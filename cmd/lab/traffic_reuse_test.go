@@ -12,6 +12,7 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+	"unsafe"
 
 	"github.com/stretchr/testify/require"
 	vn "github.com/vishvananda/netlink"
@@ -34,9 +35,23 @@ func (tr *traffic) fromPort(from *Namespace, port uint16, to netip.Addr) net.Con
 	return conn
 }
 
-// abort ends a connection, with an RST.
+// abort ends a connection, with an RST, at once. Close alone does neither while a process that
+// another test starts has a copy of the socket, between its fork and its exec.
 func abort(conn net.Conn) error {
-	return errors.Join(conn.(*net.TCPConn).SetLinger(0), conn.Close())
+	raw, err := conn.(*net.TCPConn).SyscallConn()
+	if err != nil {
+		return err
+	}
+	var errno unix.Errno
+	err = raw.Control(func(fd uintptr) {
+		none := unix.RawSockaddr{Family: unix.AF_UNSPEC} // see connect(2)
+		_, _, errno = unix.Syscall(unix.SYS_CONNECT, fd,
+			uintptr(unsafe.Pointer(&none)), unsafe.Sizeof(none))
+	})
+	if errno != 0 {
+		err = os.NewSyscallError("connect", errno)
+	}
+	return errors.Join(err, conn.Close())
 }
 
 // withoutWord runs a function while nothing that the pod sends to an address leaves it.
