@@ -81,7 +81,10 @@ files, and whether the clock was set, is told on standard error.`,
 		} else if err != nil {
 			return err
 		}
-		if at != "" && q.From.Before(answer.First) {
+		switch {
+		case answer.First.IsZero():
+			fmt.Fprintln(cmd.ErrOrStderr(), "sluice: the files have no records: they tell of no time")
+		case at != "" && q.From.Before(answer.First):
 			fmt.Fprintf(cmd.ErrOrStderr(), "sluice: the files begin at %s: they do not tell of before\n",
 				answer.First.Format(time.RFC3339))
 		}

@@ -38,6 +38,10 @@ func TestLedgerCommand(t *testing.T) {
 	r := sluice(t, "ledger", "203.0.113.102", "--file="+file)
 	require.Equal(t, exitError, r.code)
 	require.Contains(t, r.stderr, "the agent writes one with --ledger-file")
+	require.NoError(t, os.WriteFile(file, nil, 0o600)) // as of an agent whose disk is full
+	r = sluice(t, "ledger", "203.0.113.102", "--file="+file)
+	require.Equal(t, exitOK, r.code, r.stderr)
+	require.Equal(t, "sluice: the files have no records: they tell of no time\n", r.stderr)
 	require.NoError(t, os.WriteFile(file, []byte(ledgerLines), 0o600))
 
 	r = sluice(t, "ledger", "203.0.113.102", "--file="+file)

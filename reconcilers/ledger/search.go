@@ -98,7 +98,7 @@ func openFiles(path string) (files []*os.File, err error) {
 	for _, entry := range entries {
 		name := entry.Name()
 		if !strings.HasPrefix(name, strings.TrimSuffix(base, extension)+"-") ||
-			filepath.Ext(name) != extension {
+			!strings.HasSuffix(name, extension) {
 			continue
 		}
 		f, err := os.Open(filepath.Join(dir, name))
@@ -171,29 +171,38 @@ func (s *search) file(f *os.File) error {
 		for errors.Is(err, bufio.ErrBufferFull) {
 			_, err = lines.ReadSlice('\n')
 		}
-		if errors.Is(err, io.EOF) {
-			return nil // what comes is being written
-		} else if err != nil {
+		atEnd := errors.Is(err, io.EOF)
+		if err != nil && !atEnd {
 			return fmt.Errorf("%s: %w", f.Name(), err)
 		}
-		if unreadable || bytes.IndexByte(line, 0) >= 0 { // the node has lost its power
-			s.take(&Record{Time: s.at, Event: Missing, Reason: MissingLines, Count: 1})
-			continue
+		// The last one is being written, or lacks nothing but its end, which had no room there.
+		if len(line) > 0 {
+			s.line(line, unreadable)
 		}
-		isOfOther := !bytes.Contains(line, s.needle) && bytes.Contains(line, []byte(`"egress":`))
-		if isOfOther && !s.first.IsZero() {
-			continue
+		if atEnd {
+			return nil
 		}
-		var r Record
-		if json.Unmarshal(line, &r) != nil {
-			continue // one that was not finished is written again, or counted by the next start
-		}
-		if s.at = r.Time; s.first.IsZero() {
-			s.first = r.Time
-		}
-		if !isOfOther {
-			s.take(&r)
-		}
+	}
+}
+
+func (s *search) line(line []byte, unreadable bool) {
+	if unreadable || bytes.IndexByte(line, 0) >= 0 { // the node has lost its power
+		s.take(&Record{Time: s.at, Event: Missing, Reason: MissingLines, Count: 1})
+		return
+	}
+	isOfOther := !bytes.Contains(line, s.needle) && bytes.Contains(line, []byte(`"egress":`))
+	if isOfOther && !s.first.IsZero() {
+		return
+	}
+	var r Record
+	if json.Unmarshal(line, &r) != nil {
+		return // one that was not finished is written again, or counted by the next start
+	}
+	if s.at = r.Time; s.first.IsZero() {
+		s.first = r.Time
+	}
+	if !isOfOther {
+		s.take(&r)
 	}
 }
 
@@ -323,7 +332,8 @@ func (s *search) answer() Answer {
 		a.Held = append(a.Held, *h)
 	}
 	slices.SortFunc(a.Held, func(x, y Held) int {
-		return cmp.Or(x.Time.Compare(y.Time), y.Until.Compare(x.Until), cmp.Compare(x.ID, y.ID))
+		return cmp.Or(x.Time.Compare(y.Time), y.Until.Compare(x.Until), cmp.Compare(x.ID, y.ID),
+			x.Egress.Compare(y.Egress), x.Destination.Compare(y.Destination))
 	})
 	a.Missing, a.Clock = append(a.Missing, s.missing...), append(a.Clock, s.clock...)
 	return a

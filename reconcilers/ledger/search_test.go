@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"gopkg.in/natefinch/lumberjack.v2"
 )
 
 var noon = time.Date(2026, 11, 24, 12, 0, 0, 0, time.UTC)
@@ -138,6 +139,35 @@ func TestSearch(t *testing.T) {
 	}
 	_, err := Search(filepath.Join(dir, "other.jsonl"), Question{Egress: egress.Addr()})
 	require.ErrorIs(t, err, os.ErrNotExist)
+}
+
+// TestSearchFilesPutAside: files are found by any name that the agent may write to, and a last line
+// counts though its end is missing, as where a full disk had no room for it.
+func TestSearchFilesPutAside(t *testing.T) {
+	for _, name := range []string{"ledger.jsonl", "ledger", "ledger.d.log", ".ledger"} {
+		path := filepath.Join(t.TempDir(), name)
+		f := newFile(path, 1, 3)
+		_, _, err := f.write(t.Context(), []Record{began(1, "web-1", 40000, 1)})
+		require.NoError(t, err)
+		require.NoError(t, f.to.(*lumberjack.Logger).Rotate())
+		_, _, err = f.write(t.Context(), []Record{began(3, "web-2", 40001, 2)})
+		require.NoError(t, err)
+		require.NoError(t, f.close())
+		answer, err := Search(path, Question{Egress: egress.Addr()})
+		require.NoError(t, err)
+		require.Equal(t, []string{"web-1:40000 1..-", "web-2:40001 3..-"}, told(answer), name)
+	}
+
+	path := filepath.Join(t.TempDir(), "ledger.jsonl")
+	aside := strings.TrimSuffix(path, ".jsonl") + "-2026-11-24T12-01-00.000.jsonl"
+	writeLines(t, aside, began(1, "web-1", 40000, 1), ended(2, 1, "web-1", 40000, 1, "expired"))
+	whole, err := os.Stat(aside)
+	require.NoError(t, err)
+	require.NoError(t, os.Truncate(aside, whole.Size()-1))
+	writeLines(t, path, began(3, "web-2", 40001, 2))
+	answer, err := Search(path, Question{Egress: egress.Addr()})
+	require.NoError(t, err)
+	require.Equal(t, []string{"web-1:40000 1..2 expired", "web-2:40001 3..-"}, told(answer))
 }
 
 // TestSearchIPv6: addresses of both families are found, with a port and without.
