@@ -22,6 +22,7 @@ type Node struct {
 	TunnelIPs   []netip.Addr   `json:"tunnelIPs,omitempty"` // as Calico notes them: see ipcache
 	Ready       bool           `json:"ready"`
 	Draining    bool           `json:"draining,omitempty"` // cordoned, or drained as a gateway
+	Drain       string         `json:"drain,omitempty"`    // the value of [DrainAnnotation]
 	Errors      []FieldError   `json:"errors,omitempty"`
 
 	// Times are for the operator, which chooses nodes by them; nil at an agent.
@@ -56,7 +57,7 @@ func (n *Node) RunsAgent() bool {
 }
 
 // DrainAnnotation has new connections leave by other gateways than the Node that it is on, with any
-// value that is not empty, as if the Node were cordoned.
+// value that is not empty, as if the Node were cordoned. Each sluice gateway drain gives it another.
 const DrainAnnotation = "sluice.net/drain-gateway"
 
 // TableHeader implements [statedb.TableWritable].

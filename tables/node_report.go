@@ -25,9 +25,10 @@ type ReportContents struct {
 	Omitted      int              `json:"omitted,omitempty"`  // policies for which there was no room
 	Summary      ReportSummary    `json:"summary"`
 
-	// Draining says that the node knows that it is: the policies with egress addresses are those
-	// that have no other gateway, or leave by it until another one has theirs.
-	Draining bool `json:"draining,omitempty"`
+	// Drain is the value of [DrainAnnotation] that the node knows: the policies with egress addresses
+	// are those that have no other gateway, or leave by it until another one has theirs. The value
+	// tells one draining from the next: a report may be of before the node was elected again.
+	Drain string `json:"drain,omitempty"`
 
 	// EgressVoters is the generation of table egress-voters that the node has taken over: no vote
 	// that it has given in a former generation counts any more. 0 if there was none.
@@ -37,8 +38,9 @@ type ReportContents struct {
 
 // ReportSummary is what kubectl shows of a NodeReport.
 type ReportSummary struct {
-	Egress string `json:"egress"` // egress policies applied / all
-	Failed int    `json:"failed"` // policies of which the kernel refused something
+	Egress  string `json:"egress"`  // egress policies applied / all
+	Failed  int    `json:"failed"`  // policies of which the kernel refused something
+	Leaving int    `json:"leaving"` // policies with egress addresses, also omitted ones
 }
 
 // Policy returns what the node reports about a policy, nil if nothing.

@@ -51,14 +51,16 @@ NodeReport, with the rights of a kubeconfig.`,
 		if wait < 0 {
 			return agent.UsageErrorf("--wait: want 0 or more")
 		}
-		if err := n.annotate(ctx, "true"); err != nil {
+		// The report may be of when the node was drained before.
+		drain := time.Now().UTC().Format(time.RFC3339Nano)
+		if err := n.annotate(ctx, drain); err != nil {
 			return err
 		}
 		n.say("marked as drained: new connections leave by other gateways, if there are any")
 		if wait == 0 {
 			return nil
 		}
-		return n.awaitDrained(ctx, wait)
+		return n.awaitDrained(ctx, drain, wait)
 	})
 	cmd.Flags().DurationVar(&wait, "wait", 2*time.Minute,
 		"for how long to wait until no policy has the node as gateway; 0: do not wait")
@@ -137,12 +139,12 @@ func (n gatewayNode) annotate(ctx context.Context, value any) error {
 	return nil
 }
 
-// awaitDrained waits until the node reports that it is drained and that traffic of no policy leaves
-// by it.
-func (n gatewayNode) awaitDrained(ctx context.Context, most time.Duration) error {
+// awaitDrained waits until the node reports that it knows a value of the annotation, and that traffic
+// of no policy leaves by it.
+func (n gatewayNode) awaitDrained(ctx context.Context, drain string, most time.Duration) error {
 	deadline := time.After(most)
 	for {
-		lacks, err := n.lacks(ctx)
+		lacks, err := n.lacks(ctx, drain)
 		switch {
 		case apierrors.IsForbidden(err), apierrors.IsUnauthorized(err):
 			return err
@@ -168,8 +170,9 @@ const reportInterval = time.Second
 // maxUsers is how many policies an error names.
 const maxUsers = 10
 
-// lacks says what the NodeReport of the node lacks to tell that the node is drained.
-func (n gatewayNode) lacks(ctx context.Context) (string, error) {
+// lacks says what the NodeReport of the node lacks to tell that the node is drained, as it is since
+// the annotation has a value.
+func (n gatewayNode) lacks(ctx context.Context, drain string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	object, err := n.client.Resource(nodereport.Resource).Get(ctx, n.name, metav1.GetOptions{})
@@ -186,22 +189,22 @@ func (n gatewayNode) lacks(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("parse NodeReport %s: %w", n.name, err)
 	}
+	if report.Status.Drain != drain {
+		return "its NodeReport does not say so: its agent does not run, is of a former version, " +
+			"or does not report policies, or the Node was marked again", nil
+	}
 	var users []string
 	for _, p := range report.Status.Policies {
-		if len(p.EgressIPs) > 0 {
+		if len(p.EgressIPs) > 0 && len(users) < maxUsers {
 			users = append(users, fmt.Sprintf("%s %v", p.Policy, p.EgressIPs))
 		}
 	}
-	switch {
-	case !report.Status.Draining:
-		return "its NodeReport does not say so: its agent does not run, is of a former version, " +
-			"or does not report policies", nil
-	case len(users) > maxUsers:
-		users = append(users[:maxUsers], fmt.Sprintf("%d more", len(users)-maxUsers))
-	case len(users) == 0 && report.Status.Omitted > 0:
-		return fmt.Sprintf("its NodeReport leaves out %d policies", report.Status.Omitted), nil
-	case len(users) == 0:
+	leaving := report.Status.Summary.Leaving
+	if leaving == 0 && len(users) == 0 {
 		return "", nil
+	}
+	if more := leaving - len(users); more > 0 {
+		users = append(users, fmt.Sprintf("%d more", more))
 	}
 	return "it is still the gateway of " + strings.Join(users, ", ") +
 		": a policy without another gateway keeps it", nil

@@ -45,6 +45,9 @@ func compose(
 			continue
 		}
 		egress = append(egress, p)
+		if len(p.EgressIPs) > 0 {
+			c.Summary.Leaving++
+		}
 		if p.Applied() {
 			applied++
 		}

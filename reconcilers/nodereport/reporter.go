@@ -153,7 +153,9 @@ func (r *reporter) wanted() []byte {
 		return nil
 	}
 	contents := compose(string(r.Version), r.Reports.All(txn), r.Ports.All(txn))
-	contents.Draining = node.Draining && r.Reporting.Enabled
+	if r.Reporting.Enabled {
+		contents.Drain = cut(node.Drain)
+	}
 	if taken, _, found := r.Voters.Get(txn, tables.EgressVotersTakenByIndex(0)); found {
 		contents.EgressVoters = taken.Generation
 	}

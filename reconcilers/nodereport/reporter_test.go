@@ -315,6 +315,7 @@ func TestReportIsBounded(t *testing.T) {
 	require.Len(t, c.Policies, maxEgress+maxNetwork)
 	require.Equal(t, 10000-maxEgress-maxNetwork, c.Omitted)
 	require.Equal(t, 2, c.Summary.Failed)
+	require.Equal(t, 5000, c.Summary.Leaving)
 	worst := c.Policy(tables.EgressPolicyID("4999-" + strings.Repeat("x", 248)))
 	require.NotNil(t, worst)
 	require.LessOrEqual(t, len(worst.Error), maxText)

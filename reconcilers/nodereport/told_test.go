@@ -31,19 +31,22 @@ func TestVotersTaken(t *testing.T) {
 
 // That this node is drained is told, though nothing else is to be, and only with policies.
 func TestDrainingTold(t *testing.T) {
+	const drain = "2026-11-27T12:00:00Z"
 	for _, enabled := range []bool{true, false} {
 		in(t, func(w *world) {
 			w.Reporting.Enabled = enabled
 			w.tell("a", 10)
 			time.Sleep(time.Minute)
 			wtxn := w.DB.WriteTxn(w.nodes)
-			_, _, err := w.nodes.Insert(wtxn, &tables.Node{Name: "node-1", UID: "uid-1", Draining: true})
+			_, _, err := w.nodes.Insert(wtxn, &tables.Node{Name: "node-1", UID: "uid-1", Drain: drain})
 			require.NoError(t, err)
 			wtxn.Commit()
 			time.Sleep(time.Minute)
 			synctest.Wait()
 			written := w.written()
-			require.Equal(w, enabled, written[len(written)-1].report.Status.Draining)
+			told := written[len(written)-1].report.Status
+			require.Equal(w, map[bool]string{true: drain, false: ""}[enabled], told.Drain)
+			require.Zero(w, told.Summary.Leaving)
 		})
 	}
 }

@@ -61,6 +61,7 @@ func nodes(o *node, name tables.Name, errs *fieldErrors) []*tables.Node {
 		UID:      o.Metadata.UID,
 		Labels:   o.Metadata.Labels,
 		Draining: o.Spec.Unschedulable || o.Metadata.Annotations.DrainGateway != "",
+		Drain:    o.Metadata.Annotations.DrainGateway,
 	}
 	if ready := o.ready(); ready != nil {
 		n.Ready = ready.Status == "True"

@@ -19,10 +19,11 @@ type nodeReport struct {
 		Policies     []reportedPolicy `json:"policies"`
 		Omitted      int              `json:"omitted"`
 		Summary      struct {
-			Egress string `json:"egress"`
-			Failed int    `json:"failed"`
+			Egress  string `json:"egress"`
+			Failed  int    `json:"failed"`
+			Leaving int    `json:"leaving"`
 		} `json:"summary"`
-		Draining     bool            `json:"draining"`
+		Drain        string          `json:"drain"`
 		EgressVoters int64           `json:"egressVoters"`
 		EgressPorts  []reportedPorts `json:"egressPorts"`
 	} `json:"status"`
@@ -56,7 +57,7 @@ func NodeReportKind() *Kind {
 func nodeReports(o *nodeReport, name tables.Name, errs *fieldErrors) []*tables.NodeReport {
 	r := &tables.NodeReport{Node: name.Name, ReportContents: tables.ReportContents{
 		AgentVersion: o.Status.AgentVersion, Omitted: o.Status.Omitted, Summary: o.Status.Summary,
-		Draining: o.Status.Draining,
+		Drain: o.Status.Drain,
 	}}
 	if g := o.Status.EgressVoters; g < 0 || g > math.MaxUint32 {
 		errs.add("status.egressVoters", strconv.FormatInt(g, 10)+" is no generation")
