@@ -14,6 +14,7 @@ import (
 	"github.com/mdlayher/arp"
 	"github.com/mdlayher/ndp"
 	"github.com/stretchr/testify/require"
+	"github.com/vishvananda/netlink"
 
 	"github.com/sluice-net/sluice/bpf"
 	"github.com/sluice-net/sluice/bpf/frames"
@@ -160,21 +161,7 @@ func TestSwitchedOff(t *testing.T) {
 // others on this node is left alone.
 func TestConflicts(t *testing.T) {
 	w := newWorld(t)
-	other := net.HardwareAddr{2, 0, 0, 0, 0, 9}
-	answer, err := arp.Dial(w.far)
-	require.NoError(t, err)
-	go func() {
-		for {
-			p, _, err := answer.Read()
-			if err != nil {
-				return
-			}
-			if p.Operation == arp.OperationRequest && p.TargetIP == v4 {
-				reply, _ := arp.NewPacket(arp.OperationReply, other, v4, p.SenderHardwareAddr, p.SenderIP)
-				answer.WriteTo(reply, w.near.HardwareAddr)
-			}
-		}
-	}()
+	answer := w.otherHost()
 	defer answer.Close()
 	w.start()
 	defer func() { w.stop() }()
@@ -207,6 +194,52 @@ func TestConflicts(t *testing.T) {
 	})
 	require.Nil(t, w.row(v6))
 	require.True(t, w.has(v6))
+}
+
+// otherHost answers for an address at the other end of the link, until it is closed.
+func (w *world) otherHost() *arp.Client {
+	answer, err := arp.Dial(w.far)
+	require.NoError(w, err)
+	go func() {
+		for {
+			p, _, err := answer.Read()
+			if err != nil {
+				return
+			}
+			if p.Operation == arp.OperationRequest && p.TargetIP == v4 {
+				reply, _ := arp.NewPacket(arp.OperationReply, net.HardwareAddr{2, 0, 0, 0, 0, 9}, v4,
+					p.SenderHardwareAddr, p.SenderIP)
+				answer.WriteTo(reply, w.near.HardwareAddr)
+			}
+		}
+	}()
+	return answer
+}
+
+// Without a link there is no answer by which another host could tell that it has an address: a new
+// one is not used before there was a link.
+func TestConflictBeforeTheLink(t *testing.T) {
+	w := newWorld(t)
+	far, err := netlink.LinkByIndex(w.far.Index)
+	require.NoError(t, err)
+	require.NoError(t, netlink.LinkSetDown(far))
+	w.link(false)
+	w.start()
+	defer func() { w.stop() }()
+	w.wants(v4, "node-1")
+	w.eventually("it is told", func() bool { return w.row(v4) != nil && w.row(v4).Problem != "" })
+	require.Contains(t, w.row(v4).Problem, "has no link")
+	require.False(t, w.has(v4))
+
+	require.NoError(t, netlink.LinkSetUp(far))
+	answer := w.otherHost()
+	defer answer.Close()
+	w.link(true)
+	w.eventually("it is found", func() bool { return strings.Contains(w.row(v4).Problem, "in use by") })
+	require.False(t, w.has(v4))
+	entry, err := w.entries.votesFor(v4)
+	require.NoError(t, err)
+	require.Zero(t, entry.IfIndex, "the programs do not use it either")
 }
 
 // Without voters, or with a set of them that has a mistake, nothing changes, and health tells why.

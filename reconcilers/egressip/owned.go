@@ -130,6 +130,9 @@ func (k *keeper) keep(ctx context.Context, o *owned) {
 	o.wasUp = isUp
 	switch {
 	case o.moves || now < o.due:
+	case !o.assigned && !o.isKnown && !isUp: // nothing could answer
+		o.due = now + retryAssign
+		o.problem = fmt.Errorf("check %s before use: device %d has no link", o.addr, o.ifIndex)
 	case !o.assigned && !o.isKnown:
 		k.check(ctx, o)
 	case k.guarded(o):
