@@ -9,6 +9,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"hash/maphash"
 	"io"
 	"io/fs"
 	"net/netip"
@@ -62,6 +63,7 @@ func Search(path string, q Question) (Answer, error) {
 	}
 	s := search{
 		question: q, needle: needle(q), open: map[holding]*Held{}, known: map[identity]*Held{},
+		past: map[uint64]bool{}, seed: maphash.MakeSeed(),
 	}
 	for _, f := range files {
 		if err == nil {
@@ -144,8 +146,10 @@ type holding struct {
 type search struct {
 	question Question
 	needle   []byte             // in each line that matters but for those of no translation
-	known    map[identity]*Held // all that there was; nil: not at the time in question
+	known    map[identity]*Held // all that there may have been at the time in question
 	open     map[holding]*Held  // those without an end
+	past     map[uint64]bool    // hashes of identities that have ended before: a begin may come late
+	seed     maphash.Seed       // of these
 	missing  []Record
 	clock    []Record
 	first    time.Time // of the first line
@@ -179,6 +183,10 @@ func (s *search) file(f *os.File) error {
 		if len(line) > 0 {
 			s.line(line, unreadable)
 		}
+		if len(s.known) > maxHeld {
+			return fmt.Errorf("%s: more than %d translations match: ask for a port, a destination "+
+				"or a time", f.Name(), maxHeld)
+		}
 		if atEnd {
 			return nil
 		}
@@ -207,6 +215,10 @@ func (s *search) line(line []byte, unreadable bool) {
 }
 
 const maxLine = 1 << 20 // bytes, many times a record's
+
+// maxHeld bounds the memory of a search, which takes some 2 kB for each: where an agent runs there
+// is little.
+const maxHeld = 200_000
 
 func (s *search) take(r *Record) {
 	switch r.Event {
@@ -262,38 +274,50 @@ func identityOf(r *Record) identity {
 func (s *search) begin(r *Record) {
 	id := identityOf(r)
 	if h, ok := s.known[id]; ok {
-		if h != nil {
-			h.notSince, h.mayEnd = time.Time{}, false
-		}
+		h.notSince, h.mayEnd = time.Time{}, false
+		return
+	}
+	if s.isPast(id) {
 		return
 	}
 	h := &Held{Record: *r}
-	s.known[id] = h
 	before, ok := s.open[id.holding] // its end has not come yet
 	if ok && r.ID < before.ID && r.Time.Before(before.Time) {
 		h.Until, h.EndReason = before.Time, EndEvicted // this one has been before
+		s.known[id] = h
+		s.settle(h)
 		return
 	}
 	if ok {
 		before.Until, before.EndReason = r.Time, EndEvicted
+		s.settle(before)
 	}
-	if s.open[id.holding] = h; !s.question.To.IsZero() && r.Time.After(s.question.To) {
-		s.known[id] = nil
+	if s.isLater(r.Time) {
 		delete(s.open, id.holding)
+		return
 	}
+	s.known[id], s.open[id.holding] = h, h
 }
 
 // end takes in an end. It may come after the next begin.
 func (s *search) end(r *Record) {
 	id := identityOf(r)
 	h, ok := s.known[id]
-	switch {
-	case !ok: // Its begin is missing, or was in a file that is gone.
+	if !ok { // Its begin is missing, or was in a file that is gone.
+		if s.isPast(id) {
+			return
+		}
+		if before := s.open[id.holding]; before != nil && before.Time.Before(r.Began) {
+			before.Until, before.EndReason = r.Began, EndEvicted
+			delete(s.open, id.holding)
+			s.settle(before)
+		}
+		if s.isLater(r.Began) {
+			return
+		}
 		h = &Held{Record: *r}
 		h.Time, h.Reason = r.Began, ""
 		s.known[id] = h
-	case h == nil:
-		return
 	}
 	if h.Until.IsZero() || h.Until.After(r.Time) { // else another had it before the end was written
 		h.Until = r.Time
@@ -302,10 +326,24 @@ func (s *search) end(r *Record) {
 	if s.open[id.holding] == h {
 		delete(s.open, id.holding)
 	}
+	s.settle(h)
+}
+
+// isLater reports whether what begins at a time was not there at the time in question.
+func (s *search) isLater(begins time.Time) bool {
+	return !s.question.To.IsZero() && begins.After(s.question.To)
+}
+
+// settle forgets what has ended before the time in question.
+func (s *search) settle(h *Held) {
 	if h.Until.Before(s.question.From) {
-		s.known[id] = nil
+		id := identityOf(&h.Record)
+		delete(s.known, id)
+		s.past[maphash.Comparable(s.seed, id)] = true
 	}
 }
+
+func (s *search) isPast(id identity) bool { return s.past[maphash.Comparable(s.seed, id)] }
 
 // finish sets the end of what has none in the files, and is known to have ended, or may have.
 func (h *Held) finish() {
@@ -322,9 +360,6 @@ func (s *search) answer() Answer {
 	q := s.question
 	a := Answer{Held: []Held{}, Missing: []Record{}, Clock: []Record{}, First: s.first}
 	for _, h := range s.known {
-		if h == nil {
-			continue
-		}
 		if h.finish(); !q.To.IsZero() && h.Time.After(q.To) ||
 			!h.Until.IsZero() && h.Until.Before(q.From) {
 			continue
