@@ -59,7 +59,8 @@ func demoSteps() []demoStep {
 		{"5. A gateway fails", "node-2 is marked not ready: its pods go over to node-3.", showFailover},
 		{"6. The egress policy is deleted", "New connections leave as before it. One that is alive keeps its address.", showDeletion},
 		{"7. A network policy",
-			"Only the web pod may reach the checkout pods. Other connections are cut, also open ones.", showNetworkPolicy},
+			"Only the web pod may reach the checkout pods. Other connections are cut, also open ones.",
+			showNetworkPolicy},
 	}
 }
 
