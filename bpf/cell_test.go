@@ -224,7 +224,7 @@ func TestKernelMode(t *testing.T) {
 		require.NoError(t, err)
 		return strings.Join(Lines(entries), "\n")
 	}
-	// An agent that fills its slot is killed, again and again. What was in force stays, until
+	// An agent that fills its slot is killed, again and again. What was active stays, until
 	// one flips.
 	for run := range 3 {
 		h := newTestHive(t, nil, "--bpffs="+bpffs)

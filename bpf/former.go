@@ -19,7 +19,7 @@ import (
 const formerSources = "sluice_sources"
 
 // FormerPods returns the addresses of pods that the agent before had on its node, or was the
-// gateway of: those that the slot in force had when the maps were opened, or if that was
+// gateway of: those that the active slot had when the maps were opened, or if that was
 // empty, those that the maps of the layout before had.
 func (m *Maps) FormerPods() []netip.Addr { return m.formerPods }
 

@@ -37,7 +37,7 @@ type Maps struct {
 	Devices Map[DeviceKey, DeviceValue]           // the pod that a device leads to
 	Config  Map[ConfigKey, ConfigValue]           // what programs must know of this node
 	Keys    Map[OverlayKeysKey, OverlayKeysValue] // of the overlay
-	State   Map[StateKey, StateValue]             // which slot is in force, and which generation
+	State   Map[StateKey, StateValue]             // which slot is active, and which generation
 
 	all        []opener
 	backend    atomic.Pointer[Backend]

@@ -176,7 +176,7 @@ func (m *Memory) active(name string) memoryStore {
 }
 
 // OnWrite has f called after every single write, also a failed one, before the
-// next can happen. f reads the maps, of those in slots the ones in force, through the
+// next can happen. f reads the maps, of those in slots the active ones, through the
 // reader it gets, and must not call the back end itself.
 func (m *Memory) OnWrite(f func(Write, Reader)) {
 	m.mu.Lock()

@@ -185,7 +185,7 @@ func (t *memoryMap[K, V]) unset(key K) {
 }
 
 // Reader reads the maps of a [Memory] as packets do at one moment, those in slots in the
-// slot in force: see [Get], [Match] and [All].
+// active slot: see [Get], [Match] and [All].
 type Reader struct{ memory *Memory }
 
 func storeOf[K, V comparable](r Reader, name string) *memoryMap[K, V] {

@@ -88,7 +88,7 @@ func openActiveSlot(dir, name string) (slots, m *ebpf.Map, slot uint32, err erro
 	return slots, m, slot, nil
 }
 
-// readActiveSlot reads which slot is in force.
+// readActiveSlot reads which slot is active.
 func readActiveSlot(dir string) (uint32, error) {
 	state, err := ebpf.LoadPinnedMap(filepath.Join(dir, layoutDir, StateMap), nil)
 	if err != nil {

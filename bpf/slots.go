@@ -12,11 +12,11 @@ import (
 )
 
 // Slots is the number of slots. Each slot has one of each map that packets are judged by, except
-// sluice_config. Packets use the maps of the slot in force. An agent that starts fills the maps of
+// sluice_config. Packets use the maps of the active slot. An agent that starts fills the maps of
 // the other slot.
 const Slots = 2
 
-// SlotGrace is how long a slot stays after it was in force: packets that have read its number may
+// SlotGrace is how long a slot stays after it was active: packets that have read its number may
 // still use it.
 const SlotGrace = 100 * time.Millisecond
 
@@ -33,7 +33,7 @@ type StateValue struct {
 	Slot uint32 // that packets use
 
 	// Generation is that of verdicts: a connection keeps its verdict while it was judged under the
-	// generation in force.
+	// active generation.
 	Generation uint32
 }
 
@@ -56,7 +56,7 @@ func slotPath(slot uint32, name string) string {
 	return path.Join(layoutDir, strconv.FormatUint(uint64(slot), 10), name)
 }
 
-// Slot returns the slot in force, and the one that this agent writes to. They are the same from the
+// Slot returns the active slot, and the one that this agent writes to. They are the same from the
 // flip on.
 func (m *Maps) Slot() (active, own uint32, err error) {
 	active, err = m.activeSlot()
@@ -68,7 +68,7 @@ func (m *Maps) activeSlot() (uint32, error) {
 	return state.Slot % Slots, err
 }
 
-// openSlots opens a new map for each map in slots, in the slot that is not in force. A killed agent
+// openSlots opens a new map for each map in slots, in the slot that is not active. A killed agent
 // may have filled that slot before, or released it a moment ago.
 func (m *Maps) openSlots(backend Backend) error {
 	active, err := m.activeSlot()
@@ -95,7 +95,7 @@ func (m *Maps) openSlots(backend Backend) error {
 // again.
 func (m *Maps) Flip() error { return m.setState(m.own.Load()) }
 
-// Generation returns the generation in force.
+// Generation returns the active generation.
 func (m *Maps) Generation() (uint32, error) {
 	state, _, err := Lookup(m.State, StateKey{})
 	return state.Generation, err

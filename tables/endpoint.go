@@ -177,7 +177,7 @@ func EndpointsOfNamespace(namespace string) statedb.Query[*Endpoint] {
 // EndpointsHere queries the endpoints of the node that the agent runs on.
 func EndpointsHere() statedb.Query[*Endpoint] { return endpointHereIndex(LocalNode{}).Query(true) }
 
-// Only pods of this node: all others are many, and seldom asked for by their nodes.
+// Only pods of this node: all others are many, and rarely looked up by node.
 func endpointHereIndex(local LocalNode) statedb.Index[*Endpoint, bool] {
 	return IndexIf("here", BoolKeys,
 		func(e *Endpoint) (here, has bool) { return true, e.Node == local.Name })

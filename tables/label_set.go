@@ -40,7 +40,7 @@ func (p NamedPort) Compare(o NamedPort) int {
 
 // LabelSet is what many pods share and selectors look at. The labels of the
 // namespace and of the node are not part of it: they are joined when a
-// selector is evaluated, so that relabelling a namespace touches its label
+// selector is evaluated, so that relabeling a namespace touches its label
 // sets, not its pods.
 type LabelSet struct {
 	ID             LabelSetID `json:"id"`

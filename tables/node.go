@@ -57,7 +57,8 @@ func (n *Node) RunsAgent() bool {
 }
 
 // DrainAnnotation has new connections leave by other gateways than the Node that it is on, with any
-// value that is not empty, as if the Node were cordoned. Each sluice gateway drain gives it another.
+// value that is not empty, as if the Node were cordoned. Each sluice gateway drain gives it another
+// one.
 const DrainAnnotation = "sluice.net/drain-gateway"
 
 // TableHeader implements [statedb.TableWritable].

@@ -12,13 +12,13 @@ type SlotUse string
 const (
 	// SlotInForce is the slot that packets use.
 	SlotInForce SlotUse = "in force"
-	// SlotFilled is the slot that this agent fills, and that will be in force.
+	// SlotFilled is the slot that this agent fills, and that will be active.
 	SlotFilled SlotUse = "filled"
 	// SlotSpare is the slot that the next agent will fill.
 	SlotSpare SlotUse = "spare"
 )
 
-// Slot is one of the two slots of maps. An agent that starts fills the slot that is not in force.
+// Slot is one of the two slots of maps. An agent that starts fills the slot that is not active.
 // When that has everything desired, except what the kernel refuses, one write brings it into force:
 // the flip.
 type Slot struct {

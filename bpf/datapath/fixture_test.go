@@ -14,7 +14,7 @@ import (
 	"github.com/sluice-net/sluice/bpf/datapath/packettest"
 )
 
-// both are the families in which each behaviour is tested.
+// both are the families in which each behavior is tested.
 var both = []packettest.Addresses{packettest.World4, packettest.World6}
 
 // sharedNode has the programs loaded once for all tests, as the verifier takes

@@ -50,7 +50,7 @@ func TestFrontendsPastGateway(t *testing.T) {
 			exempt    bool
 		}{
 			"own":       {w.Server, bpf.NamespaceDigest(ownNamespace), true},
-			"everybody": {w.Server, bpf.AllNamespaces, true},
+			"all":       {w.Server, bpf.AllNamespaces, true},
 			"other":     {w.Server, bpf.NamespaceDigest("garden"), false},
 			"disputed":  {w.Server, bpf.NoNamespace, false},
 			"elsewhere": {w.Server2, bpf.AllNamespaces, false},

@@ -12,7 +12,7 @@ import (
 	"github.com/sluice-net/sluice/bpf/datapath/packettest"
 )
 
-// Packets are decided about by the slot in force, and by nothing that is in the other one.
+// Packets are decided about by the active slot, and by nothing that is in the other one.
 func TestActiveSlot(t *testing.T) {
 	eachFamily(t, func(f *fixture) {
 		f.selected(f.remote(second()))
@@ -32,7 +32,7 @@ func TestActiveSlot(t *testing.T) {
 	})
 }
 
-// A packet does not mix slots: each program reads once which one is in force, where it
+// A packet does not mix slots: each program reads once which one is active, where it
 // begins, and hands that to all that look something up.
 func TestStateIsReadOnce(t *testing.T) {
 	spec, err := loadPrograms()

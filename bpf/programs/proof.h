@@ -15,7 +15,7 @@
 #include "report.h"
 #include "siphash.h"
 
-#define PROOF_LOCAL 0x02 /* first byte of an address that nobody was assigned */
+#define PROOF_LOCAL 0x02 /* first byte of a locally administered address */
 #define PROOF_UNSIGNED 2 /* beside enum direction */
 #define MAC_WITHOUT_PORTS 2 /* in the last byte of what the MAC is of */
 

@@ -128,7 +128,7 @@ func (c *checker) rest(owners map[netip.Addr]string) error {
 			case c.disturbed:
 			case d == last && i == len(h.decisions)-2:
 			case d == held && (h.decisions[0] == plain || h.decisions[0] == unknown):
-				// A pod that is new, or chosen for the first time.
+				// A pod that is new, or selected for the first time.
 			case d == plain && h.decisions[0] == unknown:
 				// Known as a pod of this node, a moment before more is known.
 			case d == unknown && h.device != h.atRest:

@@ -14,7 +14,7 @@ import (
 	"github.com/sluice-net/sluice/bpf"
 )
 
-// A derivation that is late must not lead others astray: these tests hold one
+// A derivation that is late must not give others wrong results: these tests hold one
 // back by the lock of its table, where a busy machine would do so now and then.
 
 func (c *cluster) table(name string) statedb.TableMeta {

@@ -38,7 +38,7 @@ func newStateMetrics(t stateMetricTables) *stateMetrics {
 	return &stateMetrics{
 		stateMetricTables: t,
 		build: desc(
-			"build_info", "1, labelled with the version of the agent.", "version", "goversion",
+			"build_info", "1, labeled with the version of the agent.", "version", "goversion",
 		),
 		health: desc(
 			"health_modules", "Parts of the agent by the health that they last reported.", "level",

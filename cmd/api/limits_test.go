@@ -87,7 +87,7 @@ func TestSlowReaders(t *testing.T) {
 	})
 }
 
-// A client that always reads a little does not keep a slot for ever, nor rows that are deleted
+// A client that always reads a little does not keep a slot forever, nor rows that are deleted
 // before it has them.
 func TestReaderThatNeverEnds(t *testing.T) {
 	for _, path := range []string{

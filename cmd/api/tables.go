@@ -61,7 +61,7 @@ const (
 
 // getTable renders a table: ?format=table (default) or json, and with
 // ?watch=true also what changes from then on. In the format table ?longest=N cuts
-// cells to so many characters, and ?color=true colours those that tell a state.
+// cells to so many characters, and ?color=true colors those that tell a state.
 func (h *handlers) getTable(w http.ResponseWriter, r *http.Request) {
 	meta, ok := h.table(w, r.PathValue("table"))
 	if !ok {

@@ -54,7 +54,7 @@ func measureControl(w io.Writer, p site, o controlOptions) error {
 					b.event("floor: one bare map write", o.samples, b.bareWrite),
 					b.event("new endpoint, known class", o.samples, b.newEndpoint),
 					b.event("endpoint with new labels", o.samples, b.newLabels),
-					b.event("endpoint relabelled", o.samples, b.relabel),
+					b.event("endpoint relabeled", o.samples, b.relabel),
 					b.event("policy's destination changed", o.samples, b.changePolicy),
 					b.event("gateway not ready, or ready again", o.samples, b.changeGateway),
 				)

@@ -16,7 +16,7 @@ import (
 // makePods makes the pods of another node that are to come, with labels that no pod has had.
 func (b *policyBench) makePods(n int) {
 	for i := range n {
-		b.coming = append(b.coming, labelledPod(b.identities+i, nodeName(remoteNode)))
+		b.coming = append(b.coming, labeledPod(b.identities+i, nodeName(remoteNode)))
 	}
 }
 
@@ -108,7 +108,7 @@ func (b *policyBench) newLocalPod(i int) (time.Duration, error) {
 		}
 		class, _, err := b.class(pod)
 		return class == wantClass, err
-	}, labelledPod(pod, localNode))
+	}, labeledPod(pod, localNode))
 }
 
 // policyOfPod is a policy that selects a pod of this node, and a peer that it allows.

@@ -84,7 +84,7 @@ func (s policyScenario) measure(
 			b.event("pod of this node with new labels", o.samples, b.newLocalPod),
 			b.event("that pod goes again, too", o.samples, func(i int) (time.Duration, error) {
 				pod, _ := b.likeLocalPod(i)
-				return b.podsGo(labelledPod(pod, localNode))
+				return b.podsGo(labeledPod(pod, localNode))
 			}),
 			b.onePolicy(o.samples),
 			b.event("policy of all pods comes", tenth, b.clusterwide(true)),

@@ -57,8 +57,8 @@ func namespaceName(i int) string { return fmt.Sprintf("ns-%d", i) }
 // localPod is the i-th pod of the measured node: they are spread over all places.
 func (s policyScenario) localPod(i int) int { return i * 7919 % s.identities }
 
-// labelledPod is the i-th pod, alone with its labels.
-func labelledPod(i int, node string) *tables.Endpoint {
+// labeledPod is the i-th pod, alone with its labels.
+func labeledPod(i int, node string) *tables.Endpoint {
 	p := placeOf(i)
 	set := labels.Set{"app": fmt.Sprintf("app-%d", i), "tier": fmt.Sprintf("tier-%d", p.tier)}
 	return &tables.Endpoint{
@@ -232,7 +232,7 @@ func (s policyScenario) pods() []*tables.Endpoint {
 		if local[i] {
 			node = localNode
 		}
-		out[i] = labelledPod(i, node)
+		out[i] = labeledPod(i, node)
 	}
 	return out
 }

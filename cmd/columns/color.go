@@ -11,7 +11,7 @@ import (
 // Tone is how something that is shown stands.
 type Tone string
 
-// The tones, as the escape sequences that begin them. Colours are those of the
+// The tones, as the escape sequences that begin them. Colors are those of the
 // terminal's own palette, which are readable on its background.
 const (
 	Plain Tone = ""

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package columns writes rows of text as aligned columns, and colours what tells
+// Package columns writes rows of text as aligned columns, and colors what tells
 // a state.
 package columns
 
@@ -20,7 +20,7 @@ type Writer struct {
 	// and ends in an ellipsis. 0 is of any number.
 	Longest int
 
-	// Color has cells that tell a state coloured, by the names in the first row.
+	// Color has cells that tell a state colored, by the names in the first row.
 	Color bool
 
 	w      io.Writer

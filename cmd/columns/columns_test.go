@@ -36,7 +36,7 @@ func TestWriterCutsLongCells(t *testing.T) {
 
 var escapes = regexp.MustCompile("\x1b\\[[0-9]*m")
 
-// Colours take no room: without them the lines are those that there were.
+// Colors take no room: without them the lines are those that there were.
 func TestWriterColors(t *testing.T) {
 	rows := [][]string{
 		{"Name", "Status", "Failed", "Pressure", "Error"},

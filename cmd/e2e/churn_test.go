@@ -76,7 +76,7 @@ func (ch *churn) stop() {
 	require.NoError(ch.t, ch.err, "change objects")
 }
 
-// change makes one random change. A pod that is there is deleted or relabelled,
+// change makes one random change. A pod that is there is deleted or relabeled,
 // one that is not is created, so about half of them are.
 func (ch *churn) change(ctx context.Context) error {
 	switch n := ch.random.IntN(20); {
@@ -172,7 +172,7 @@ func (ch *churn) changePolicy(ctx context.Context) error {
 	return err
 }
 
-// policySpec chooses pods of the namespaces of churn only.
+// policySpec selects pods of the namespaces of churn only.
 func (ch *churn) policySpec() map[string]any {
 	matching := func(key, value string) map[string]any {
 		return map[string]any{"matchLabels": map[string]any{key: value}}

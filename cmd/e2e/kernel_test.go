@@ -67,7 +67,7 @@ func (v *view) inNoSlot() map[string]**ebpf.Map {
 // views is how often in a row the slots may flip while maps are opened.
 const views = 3
 
-// view opens the maps of the slot in force.
+// view opens the maps of the active slot.
 func (k *kernel) view() (v *view, err error) {
 	for range views {
 		var before, after bpf.StateValue
@@ -83,7 +83,7 @@ func (k *kernel) view() (v *view, err error) {
 	return nil, errors.Join(errors.New("the maps in force cannot be opened"), err)
 }
 
-// state reads which slot is in force, and which generation.
+// state reads which slot is active, and which generation.
 func (k *kernel) state() (state bpf.StateValue, err error) {
 	path := k.a.pin(filepath.Join(layoutDir, bpf.StateMap))
 	m, err := ebpf.LoadPinnedMap(path, &ebpf.LoadPinOptions{ReadOnly: true})
@@ -157,7 +157,7 @@ type contents struct {
 	Config   map[bpf.ConfigKey]bpf.ConfigValue
 }
 
-// dump returns all entries of the maps in force.
+// dump returns all entries of the active maps.
 func (k *kernel) dump() (contents, error) {
 	v, err := k.view()
 	if err != nil {

@@ -27,7 +27,7 @@ const (
 
 // TestLatency measures from an API call to the map entry that follows from it:
 // pods get their address one at a time, and a policy that selects others with
-// their labels chooses them. It fails only if an entry never comes.
+// their labels selects them. It fails only if an entry never comes.
 func TestLatency(t *testing.T) {
 	c := startCluster(t)
 	populate(c)

@@ -98,7 +98,7 @@ func TestPageOfHealthyNode(t *testing.T) {
 		"nodeSelector: {matchLabels: {kubernetes.io/hostname: node-2}}")
 	b := p.browser.within(t)
 	b.open("")
-	await(b, "All is well", heading)
+	await(b, "Healthy", heading)
 	await(b, 0, `document.querySelectorAll(".problems > li").length`)
 	await(b, true, `document.querySelectorAll(".tiles > li").length > 5`)
 	b.requireNoProblems()

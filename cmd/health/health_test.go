@@ -84,7 +84,7 @@ func TestRepeatedReportWritesNothing(t *testing.T) {
 	bad.Degraded("broken", errors.New("cause"))
 	before := f.revision()
 
-	// A transaction would wait for this one for ever.
+	// A transaction would wait for this one forever.
 	wtxn := f.db.WriteTxn(f.table)
 	for range 100 {
 		ok.OK("fine")

@@ -34,9 +34,9 @@ func TestMisuse(t *testing.T) {
 		require.NoError(t, misuse(all, netip.MustParseAddr("192.0.2.2"), lease, nodes))
 	}
 
-	// One packet of another node amid many.
-	amid := used("b", lease/2, lease/2+1, lease)
-	all := merged(used("a", 0, lease, time.Millisecond), amid)
+	// One packet of another node among many.
+	among := used("b", lease/2, lease/2+1, lease)
+	all := merged(used("a", 0, lease, time.Millisecond), among)
 	require.ErrorContains(t, misuse(all, addr, lease, nodes), "though node-b")
 
 	// It moves, and back after a lease, with the last packets of either node late.

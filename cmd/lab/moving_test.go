@@ -36,7 +36,7 @@ type moving struct {
 }
 
 // nodeState is what a test says of a node.
-type nodeState struct{ unlabelled, cordoned, drained, notReady bool }
+type nodeState struct{ unlabeled, cordoned, drained, notReady bool }
 
 var (
 	moving4 = hostOf(OutsideIPv4, 200)
@@ -88,7 +88,7 @@ func buildMoving(t *testing.T, lease time.Duration, more ...string) *moving {
 		device, err := n.link(n.EgressDevice())
 		require.NoError(t, err)
 		m.macs[device.Attrs().HardwareAddr.String()] = n.Name
-		m.nodes[n] = &nodeState{unlabelled: !slices.Contains(m.gateways(), n)}
+		m.nodes[n] = &nodeState{unlabeled: !slices.Contains(m.gateways(), n)}
 		m.change(n, func(*nodeState) {})
 	}
 	m.uses = watchUses(t, m.World, movings...)
@@ -160,7 +160,7 @@ func (m *moving) change(n *Node, change func(*nodeState)) {
 	change(state)
 	o := n.Object()
 	meta := o["metadata"].(map[string]any)
-	if !state.unlabelled {
+	if !state.unlabeled {
 		meta["labels"].(map[string]any)["egress"] = "yes"
 	}
 	if state.drained {

@@ -114,13 +114,13 @@ func (p *policyTest) startChurn(decoys []*Pod) *background {
 			decoy := decoys[random.IntN(len(decoys))]
 			return relabel(decoy, map[string]string{"app": pick("decoy", "client-2", "ghost"), "color": pick("red", "blue"), "noise": pick("1", "2", "3")})
 		},
-		func() error { // chooses decoys only
+		func() error { // selects decoys only
 			if random.IntN(2) == 0 {
 				return p.Delete(parsed(p.t, decoyPolicy("", ""))...)
 			}
 			return p.ApplyYAML(decoyPolicy(pick("decoy", "client", "server"), pick("80", "443")))
 		},
-		func() error { // chooses a server, to which it allows less than is allowed anyway
+		func() error { // selects a server, to which it allows less than is allowed anyway
 			if random.IntN(2) == 0 {
 				return p.Delete(parsed(p.t, versionPolicy(""))...)
 			}

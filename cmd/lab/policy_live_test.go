@@ -27,7 +27,8 @@ func TestPolicyChanges(t *testing.T) {
 	}{
 		{"revoke-ingress", (*policyTest).revokeIngress}, {"revoke-egress", (*policyTest).revokeEgress},
 		{"deny-added", (*policyTest).denyAdded}, {"policy-changed", (*policyTest).policyChanged},
-		{"pod-relabelled", (*policyTest).podRelabelled}, {"namespace-relabelled", (*policyTest).namespaceRelabelled},
+		{"pod-relabeled", (*policyTest).podRelabeled},
+		{"namespace-relabeled", (*policyTest).namespaceRelabeled},
 		{"new-pods", (*policyTest).newPods}, {"related-errors", (*policyTest).relatedErrors},
 		{"path-mtu", (*policyTest).relatedTooBig}, {"host-from-outside", (*policyTest).hostFromOutside},
 	} {
@@ -116,7 +117,7 @@ func (p *policyTest) revoke(policy func(string, int) string, want verdict) {
 			p.goesOn(k)
 		}
 		p.t.Logf("all go on %s after it is back", time.Since(since))
-		for _, k := range downloads { // TCP has learnt from the pause to be patient
+		for _, k := range downloads { // TCP has learned from the pause to be patient
 			k.close()
 		}
 		for _, k := range others {
@@ -172,7 +173,7 @@ func (p *policyTest) policyChanged() {
 }
 
 // A pod gets other labels: as a peer, and as a subject.
-func (p *policyTest) podRelabelled() {
+func (p *policyTest) podRelabeled() {
 	p.enforce(ingressPolicy("web", 80))
 	pods := p.addPods(
 		PodSpec{Node: p.Nodes[0], Namespace: "shop", Name: "chameleon", Labels: map[string]string{"app": "client"}},
@@ -217,7 +218,7 @@ func (p *policyTest) removePods(pods ...*Pod) {
 }
 
 // A namespace gets other labels, by which a policy selects its pods.
-func (p *policyTest) namespaceRelabelled() {
+func (p *policyTest) namespaceRelabeled() {
 	p.enforce(`
 apiVersion: networking.k8s.io/v1
 kind: NetworkPolicy

@@ -12,7 +12,7 @@ spec: {podSelector: {}, policyTypes: [Ingress, Egress]}
 `
 
 // With --allow-localhost=policy nodes reach their own pods if policies allow it, as
-// everybody.
+// all other peers.
 func TestPolicyLocalhost(t *testing.T) {
 	t.Parallel()
 	p := newPolicyTest(t, Options{AgentFlags: []string{"--allow-localhost=policy"}})
@@ -46,7 +46,7 @@ client node-1 tcp/80 egress NetworkPolicy/shop/closed
 }
 
 // With --enforcement=always what no policy allows is denied, also to pods that none
-// chooses.
+// selects.
 func TestPolicyEnforcementAlways(t *testing.T) {
 	t.Parallel()
 	p := newPolicyTest(t, Options{AgentFlags: []string{"--enforcement=always"}})

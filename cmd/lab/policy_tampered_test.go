@@ -46,7 +46,7 @@ near  other udp/80 ingress NetworkPolicy/shop/closed
 		p.check(denied)
 	}
 
-	// In the slot in force: all is allowed, some pod is not known, there is a policy of no object.
+	// In the active slot: all is allowed, some pod is not known, there is a policy of no object.
 	maps := bpf.MapsDir(n.Agent.BPFFS())
 	p.noticed(n, "sluice_verdicts", tables.TamperedChanged, func() {
 		tamper(t, maps, "sluice_verdicts", func(m *ebpf.Map, e bpf.Entry[bpf.VerdictKey, bpf.VerdictValue]) {
@@ -86,7 +86,7 @@ metadata: {name: closed, namespace: shop}
 spec: {podSelector: {matchLabels: {app: other}}, policyTypes: [Ingress, Egress]}
 `
 
-// tamper does something to each entry of a map in the slot in force.
+// tamper does something to each entry of a map in the active slot.
 func tamper[K, V comparable](
 	t *testing.T, maps, name string, do func(*ebpf.Map, bpf.Entry[K, V]),
 ) {

@@ -16,7 +16,7 @@ import (
 )
 
 // TestTrafficEgressIPMoves: an address leaves by the node that has it, and goes to the other one
-// when that is drained, labelled away or not ready, and back. No packet of the pod has another
+// when that is drained, labeled away or not ready, and back. No packet of the pod has another
 // address meanwhile, and the world sends to the new node without having asked.
 func TestTrafficEgressIPMoves(t *testing.T) {
 	t.Parallel()
@@ -34,7 +34,7 @@ func TestTrafficEgressIPMoves(t *testing.T) {
 	for what, change := range map[string]func(*nodeState, bool){
 		"cordoned":  func(s *nodeState, on bool) { s.cordoned = on },
 		"drained":   func(s *nodeState, on bool) { s.drained = on },
-		"unlabeled": func(s *nodeState, on bool) { s.unlabelled = on },
+		"unlabeled": func(s *nodeState, on bool) { s.unlabeled = on },
 		"not ready": func(s *nodeState, on bool) { s.notReady = on },
 	} {
 		for _, addr := range movings {

@@ -141,7 +141,7 @@ func (tr *traffic) policy(policies ...egress) {
 }
 
 // inForce waits until all agents are ready, pods have programs, and these of them
-// are chosen everywhere.
+// are selected everywhere.
 func (tr *traffic) inForce(policies []string, chosen ...*Pod) {
 	tr.t.Helper()
 	require.NoError(tr.t, tr.AwaitAgents(tr.ctx))
@@ -162,7 +162,7 @@ func (tr *traffic) inForce(policies []string, chosen ...*Pod) {
 	}
 }
 
-// introduce has a pod say a first word: where a pod of a bridge is, nobody knows
+// introduce has a pod send a first packet: the node does not know where a pod of a bridge is
 // before that.
 func (tr *traffic) introduce(p *Pod) {
 	tr.t.Helper()

@@ -28,7 +28,7 @@ import (
 var podKey = bpf.PodKey{Addr: bpf.AddressFrom(netip.MustParseAddr("10.1.0.7"))}
 
 // pin pins what an agent does, which is then gone. The map is the one of the programs, in the
-// slot in force.
+// active slot.
 func (n *node) pin() *ebpf.Map {
 	require.NoError(n.t, bpf.Probe(n.bpfs))
 	n.t.Cleanup(func() { require.NoError(n.t, unix.Unmount(n.bpfs, unix.MNT_DETACH)) })
@@ -141,7 +141,7 @@ func TestForgetsConnections(t *testing.T) {
 	}
 }
 
-// An agent that is there, and says that the pod is not in force, does not keep it from
+// An agent that is there, and says that the pod is not ready, does not keep it from
 // being held.
 func TestHoldWhileAgentIsSlow(t *testing.T) {
 	n := newNode(t)

@@ -52,12 +52,15 @@ var (
 func demoSteps() []demoStep {
 	return []demoStep{
 		{"1. No policy", "Pods leave the cluster with the address of their node.", showNoPolicy},
-		{"2. An egress policy", "The checkout pods shall reach the bank by way of node-2, with an address of its own.", showPolicy},
+		{"2. An egress policy",
+			"The checkout pods reach the bank by way of node-2, with an address of its own.", showPolicy},
 		{"3. An exclusion", "A part of the bank's network is left out of the policy.", showExclusion},
 		{"4. A second gateway", "The pods are spread over node-2 and node-3, each by a hash of its address.", showSecondGateway},
 		{"5. A gateway fails", "node-2 is marked not ready: its pods go over to node-3.", showFailover},
 		{"6. The egress policy is deleted", "New connections leave as before it. One that is alive keeps its address.", showDeletion},
-		{"7. A network policy", "Only the web pod shall reach the checkout pods. What it forbids is cut, also while it is open.", showNetworkPolicy},
+		{"7. A network policy",
+			"Only the web pod may reach the checkout pods. Other connections are cut, also open ones.",
+			showNetworkPolicy},
 	}
 }
 

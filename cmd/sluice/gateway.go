@@ -139,8 +139,8 @@ func (n gatewayNode) annotate(ctx context.Context, value any) error {
 	return nil
 }
 
-// awaitDrained waits until the node reports that it knows a value of the annotation, and that traffic
-// of no policy leaves by it.
+// awaitDrained waits until the node reports that it knows a value of the annotation, and that
+// traffic of no policy leaves by it.
 func (n gatewayNode) awaitDrained(ctx context.Context, drain string, most time.Duration) error {
 	deadline := time.After(most)
 	for {

@@ -28,12 +28,12 @@ func newLedgerCommand() *cobra.Command {
 		Use:   "ledger ADDRESS[:PORT]",
 		Short: "Find out which pod had an egress address and port",
 		Long: `Find out which pods had an egress address and port, towards which destinations, and
-from when to when. It reads the files that an agent of this node, as the gateway
-with the address, has written with --ledger-file. Without a port it is all ports.
+from when to when. It reads the files that the agent of this node, which has
+translated the packets, has written with --ledger-file. Without a port it is all ports.
 A time without fraction is that whole second. A pod that still has it has no end.
 An end with "evicted" or "unknown" is the latest that it can be; one that is
 unknown and has no time may be among missing records. What is missing in the
-files, and whether the clock was set, is told on standard error.`,
+files, and whether the clock was set, is reported on standard error.`,
 		Example: `  sluice ledger 203.0.113.102:40001 --at 2026-11-24T12:00:00Z
   sluice ledger 203.0.113.102 --at 2026-11-24T12:00:00Z --to 198.51.100.10:443
   sluice ledger [2001:db8::7]:40001 -o json`,

@@ -124,7 +124,7 @@ func TestUnknownSubcommands(t *testing.T) {
 	}
 }
 
-// Colours are for terminals, or for who asks for them.
+// Colors are for terminals, or for who asks for them.
 func TestColors(t *testing.T) {
 	startAgent(t)
 	await.True(t, func() bool { // which is when all tables are complete

@@ -50,11 +50,11 @@ func outputFlag(flags *pflag.FlagSet, valid ...string) output {
 	return o
 }
 
-// coloredOutputFlag adds that flag, and the one for colours, to a command whose
+// coloredOutputFlag adds that flag, and the one for colors, to a command whose
 // output tells how something stands.
 func coloredOutputFlag(flags *pflag.FlagSet, valid ...string) output {
 	o := outputFlag(flags, valid...)
-	flags.Var(o.color, "color", "colour what tells a state; auto: on terminals, unless NO_COLOR is set")
+	flags.Var(o.color, "color", "color what tells a state; auto: on terminals, unless NO_COLOR is set")
 	return o
 }
 
@@ -74,7 +74,7 @@ func (o output) longest() int {
 	return longestCell
 }
 
-// colored reports whether what is written to w is to have colours.
+// colored reports whether what is written to w is to have colors.
 func (o output) colored(w io.Writer) bool {
 	switch {
 	case o.isData() || o.color.String() == colorNever:

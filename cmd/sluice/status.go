@@ -12,8 +12,8 @@ import (
 	"github.com/sluice-net/sluice/cmd/api"
 )
 
-// errNotWell says that the agent answers and is not well. What it is has been printed.
-var errNotWell = errors.New("the agent is not well")
+// errUnhealthy says that the agent answers and is unhealthy. The reasons have been printed.
+var errUnhealthy = errors.New("the agent is unhealthy")
 
 func newStatusCommand() *cobra.Command {
 	cmd := &cobra.Command{
@@ -24,7 +24,7 @@ reasons, tables that are not complete, rows that are pending or failed, policies
 by their state, how full the maps are, where programs run, the last removal of
 ended connections, and what was dropped since the agent's start.
 
-The exit code is 0 if all is well, 1 if something is degraded, not ready or
+The exit code is 0 if the agent is healthy, 1 if something is degraded, not ready or
 failed, and 3 if no agent answers. An object that is written wrong degrades the
 health too, and is named.`,
 		Example: `  sluice status
@@ -49,7 +49,7 @@ health too, and is named.`,
 			_, err = newScreen(&status, out.colored(cmd.OutOrStdout())).WriteTo(cmd.OutOrStdout())
 		}
 		if err == nil && !status.OK {
-			err = errNotWell
+			err = errUnhealthy
 		}
 		return err
 	}

@@ -101,7 +101,7 @@ func TestStatusOfTrouble(t *testing.T) {
 	server := answering(t, map[string]any{"/version": nil, "/status": troubled()})
 	r := sluice(t, "status", "--server="+server)
 	require.Equal(t, exitError, r.code)
-	require.Equal(t, "sluice: the agent is not well\n", r.stderr)
+	require.Equal(t, "sluice: the agent is unhealthy\n", r.stderr)
 	require.Equal(t, troubledScreen, r.stdout)
 
 	colored := sluice(t, "status", "--color=always", "--server="+server).stdout
@@ -134,7 +134,7 @@ func TestStatusOfAgent(t *testing.T) {
 			strings.Contains(r.stdout, "egress: 1 conflicted, 1 in force, 1 no gateway\n")
 	})
 	require.Equal(t, exitError, r.code)
-	require.Equal(t, "sluice: the agent is not well\n", r.stderr)
+	require.Equal(t, "sluice: the agent is unhealthy\n", r.stderr)
 
 	valid, _, found := strings.Cut(string(before), "# An invalid")
 	require.True(t, found)

@@ -226,6 +226,7 @@ func (d *dump) report(w io.Writer, name string) error {
 			fmt.Fprintf(w, "  %s\n", first)
 		}
 	}
-	_, err := fmt.Fprintln(w, "Secrets are not in it; names, labels and addresses of the cluster are: look whether they are for whom you send it to.")
+	_, err := fmt.Fprintln(w, "Secrets are not in it; names, labels and addresses of the cluster "+
+		"are: check that the recipient may see them.")
 	return err
 }

@@ -43,7 +43,7 @@ that the policy says now, and nothing more of what it said before. Without KIND,
 NAMESPACE, it is any of that name; if there are several, all of them. A policy that selects
 no pod of this node is in force here as soon as it is known. The exit code is 1 if
 the time is up, and if a part of the policy is invalid or unsupported; the rest of it
-is in force then. It is 1, too, if the policy is too large: the pods that it chooses
+is in force then. It is 1, too, if the policy is too large: the pods that it selects
 are isolated instead.
 
 A policy that was just applied may not have reached the agent yet: give the

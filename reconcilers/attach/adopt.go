@@ -23,7 +23,7 @@ func newLinks() Links { return Links{make(chan struct{})} }
 func (l Links) Known() <-chan struct{} { return l.known }
 
 // registerLinks has the links that there are when the agent starts, and that work, be rows of
-// attachments: until this agent's maps are in force the programs of others judge by those of
+// attachments: until this agent's maps are active the programs of others judge by those of
 // others, and what is written about their devices need not wait for this agent's programs.
 func registerLinks(p params, links Links, lifecycle cell.Lifecycle) {
 	lifecycle.Append(cell.Hook{OnStart: func(cell.HookContext) error {

@@ -27,7 +27,7 @@ const (
 
 // finder has the kernel ask for pods that are known and whose devices are not. Behind
 // which port of a bridge a pod is, the kernel learns from what the pod sends; and a pod
-// that waits to be spoken to would wait for ever, as what is sent to it is held.
+// that waits to be spoken to would wait forever, as what is sent to it is held.
 type finder struct {
 	db       *statedb.DB
 	locals   statedb.Table[*tables.LocalEndpoint]

@@ -21,7 +21,7 @@ import (
 )
 
 // Times of the keeper. Others may not write their file at once, or in turn with the
-// agent: so it writes seldom.
+// agent: so it writes rarely.
 const (
 	settleTime = 50 * time.Millisecond
 	resyncTime = time.Minute

@@ -235,7 +235,9 @@ func TestConflictBeforeTheLink(t *testing.T) {
 	answer := w.otherHost()
 	defer answer.Close()
 	w.link(true)
-	w.eventually("it is found", func() bool { return strings.Contains(w.row(v4).Problem, "in use by") })
+	w.eventually("it is found", func() bool {
+		return strings.Contains(w.row(v4).Problem, "in use by")
+	})
 	require.False(t, w.has(v4))
 	entry, err := w.entries.votesFor(v4)
 	require.NoError(t, err)

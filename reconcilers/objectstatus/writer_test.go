@@ -287,7 +287,7 @@ func TestForbiddenForAMoment(t *testing.T) {
 	})
 }
 
-// A path that was not found for a moment does not mean that there is no status for ever.
+// A path that was not found for a moment does not mean that there is no status forever.
 func TestStatuslessForAMoment(t *testing.T) {
 	in(t, func(w *world) {
 		w.server.fail(apierrors.NewNotFound(schema.GroupResource{}, "web"))

@@ -26,7 +26,7 @@ const patience = 10 * time.Second
 // about, when nothing else is missing.
 const findMost = 2 * time.Second
 
-// Delays between attempts to write which slot is in force, or to release one.
+// Delays between attempts to write which slot is active, or to release one.
 const (
 	retryFirst = 20 * time.Millisecond
 	retryLast  = 10 * time.Second

@@ -21,7 +21,7 @@ func TestRaise(t *testing.T) {
 		a.generation.Raise()
 		a.generation.RaiseSoon()
 		a.pass(time.Minute)
-		require.Equal(t, before, a.current(), "the former agent's maps are in force")
+		require.Equal(t, before, a.current(), "the former agent's maps are active")
 
 		a.leaves(0, "", true)
 		close(a.links)

@@ -18,7 +18,7 @@ import (
 const guardEvery = time.Second
 
 // guard puts right what something else changes of maps as a whole, from the flip on: which slot is
-// in force, the generation, the maps in slots, and the pins. The entries are audited by package
+// active, the generation, the maps in slots, and the pins. The entries are audited by package
 // mapsync.
 type guard struct{ params }
 

@@ -108,7 +108,7 @@ func (w *world) start() *agent {
 	return a
 }
 
-// startFlipped starts an agent whose slot is in force.
+// startFlipped starts an agent whose slot is active.
 func (w *world) startFlipped() *agent {
 	a := w.start()
 	close(a.links)
@@ -159,14 +159,14 @@ func (w *world) pass(d time.Duration) {
 	synctest.Wait()
 }
 
-// requireFlipped asserts that the agent's slot is in force, and that the table says so.
+// requireFlipped asserts that the agent's slot is active, and that the table says so.
 func (a *agent) requireFlipped() {
 	a.t.Helper()
 	own, _ := a.requireOwnSlot(true)
 	a.requireRow(&tables.Slot{Number: own, Use: tables.SlotInForce, Own: true})
 }
 
-// requireWaits asserts that the agent's slot is not in force, and what the table says that
+// requireWaits asserts that the agent's slot is not active, and what the table says that
 // it waits for.
 func (a *agent) requireWaits(what string) {
 	a.t.Helper()
@@ -175,7 +175,7 @@ func (a *agent) requireWaits(what string) {
 	a.requireRow(&tables.Slot{Number: active, Use: tables.SlotInForce})
 }
 
-// requireOwnSlot asserts whether the agent's slot is in force; the table is initialized if so.
+// requireOwnSlot asserts whether the agent's slot is active; the table is initialized if so.
 func (a *agent) requireOwnSlot(isActive bool) (own, active uint32) {
 	a.t.Helper()
 	active, own, err := a.Maps.Slot()

@@ -113,7 +113,7 @@ func TestEndpoints(t *testing.T) {
 	f.identities.Put(identity(7, "web"))
 	f.is(`web node-1 [10.0.0.1] app=web []`)
 
-	f.identities.Put(identity(7, "other"), identity(8, "db")) // relabelled by its identity
+	f.identities.Put(identity(7, "other"), identity(8, "db")) // relabeled by its identity
 	f.is(`web node-1 [10.0.0.1] app=other []`)
 	f.ciliumEndpoints.Put(web(func(e *tables.CiliumEndpoint) { e.Identity = 8 }))
 	f.is(`web node-1 [10.0.0.1] app=db []`)

@@ -67,7 +67,7 @@ func (t *tree) read(fsys fs.FS, name string, above []fs.FileInfo) error {
 		return nil
 	}
 	if !info.Mode().IsRegular() {
-		return errors.New("not a regular file") // reading a pipe could take for ever
+		return errors.New("not a regular file") // reading a pipe could take forever
 	}
 	data, err := fs.ReadFile(fsys, name)
 	if err != nil {

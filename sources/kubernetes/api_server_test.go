@@ -52,7 +52,7 @@ type testServer struct {
 
 	definitionReads atomic.Int32
 	definitionsDown atomic.Bool // no CRD can be read
-	definitionsHang atomic.Bool // who reads one waits for ever
+	definitionsHang atomic.Bool // who reads one waits forever
 }
 
 func newTestServer(t testing.TB, watchLists bool) *testServer {

@@ -113,7 +113,7 @@ func TestFakeMetadata(t *testing.T) {
 	require.NoError(t, f.Apply([]byte("{apiVersion: v1, kind: Pod, metadata: {name: a, labels: {x: z}}}")))
 	a.eventually(func(statedb.ReadTxn) error {
 		if get("a").LabelSet.Labels.Get("x") != "z" {
-			return errors.New("not relabelled")
+			return errors.New("not relabeled")
 		}
 		return nil
 	})

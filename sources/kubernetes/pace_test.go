@@ -62,7 +62,7 @@ func (d *tiredAPI) watch(
 	return d.watches(k, opts)
 }
 
-// count holds a request up for ever when there are too many, as the agent may know no end.
+// count holds a request up forever when there are too many, as the agent may know no end.
 func (d *tiredAPI) count(ctx context.Context) {
 	if d.asked.Add(1) > d.most {
 		<-ctx.Done()

@@ -121,7 +121,7 @@ func (c *change) removeDevice(d *tables.Device) {
 }
 
 // staleRoutesOf makes routes stale if some lead to the device, or may do so by
-// a next hop that is dead and thus has no row.
+// a next hop that is dead and so has no row.
 func (c *change) staleRoutesOf(d *tables.Device) {
 	if _, _, found := c.routes.Get(c.txn, tables.RoutesByDevice(d.Index)); found || c.deadHops {
 		c.stale |= routes

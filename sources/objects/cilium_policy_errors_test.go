@@ -197,7 +197,7 @@ func TestCiliumPolicyTooMuch(t *testing.T) {
 	require.Contains(t, errorTexts(p.Errors), "spec: unknown fields")
 }
 
-// Anybody in a namespace may write this. It takes a fraction of a second; if the
+// Every tenant of a namespace may write this. It takes a fraction of a second; if the
 // work were quadratic in the number of mistakes it would be a minute.
 func TestCiliumPolicyFullOfMistakes(t *testing.T) {
 	const n = 50_000

@@ -109,7 +109,8 @@ func TestCiliumPolicyMeaning(t *testing.T) {
 		{"deny nothing", all + "ingressDeny: [{}]", "default deny; deny none", "-"},
 		{"no default deny", all + "enableDefaultDeny: {ingress: false}\ningress: [{}]\negress: [{}]", "allow none", "default deny; allow none"},
 		{"explicit default deny", all + "enableDefaultDeny: {egress: true}\ningress: [{}]", "default deny; allow none", "default deny"},
-		{"no peers are nobody", all + "ingress: [{fromEndpoints: []}, {fromEntities: [], toPorts: [{ports: [{port: '1', protocol: TCP}]}]}]",
+		{"no peers match nothing", all + "ingress: [{fromEndpoints: []}, " +
+			"{fromEntities: [], toPorts: [{ports: [{port: '1', protocol: TCP}]}]}]",
 			"default deny; allow none; allow none at 1/tcp", "-"},
 		{"ports alone are any peer", all + "ingress: [{toPorts: [{ports: [{port: '1', protocol: TCP}]}]}]", "default deny; allow any at 1/tcp", "-"},
 		{"no ports are all", all + "ingress: [{fromEntities: [cluster], toPorts: [], icmps: []}]", "default deny; allow kube-apiserver, cluster", "-"},

@@ -174,12 +174,12 @@ func TestPodsShareLabels(t *testing.T) {
 // Label sets that no pod has any more are not kept, however many there were.
 func TestInternerKeepsNoneAlive(t *testing.T) {
 	var n Interner
-	labelled := func(i int) *tables.LabelSet {
+	labeled := func(i int) *tables.LabelSet {
 		return n.LabelSet("ns", "", labels.Set{"i": fmt.Sprint(i)}, nil)
 	}
-	kept := labelled(0)
+	kept := labeled(0)
 	for i := range 10_000 {
-		labelled(i)
+		labeled(i)
 	}
 	require.Eventually(t, func() bool {
 		runtime.GC()
@@ -187,7 +187,7 @@ func TestInternerKeepsNoneAlive(t *testing.T) {
 		defer n.mu.Unlock()
 		return len(n.sets) == 1
 	}, time.Minute, time.Millisecond)
-	require.Same(t, kept, labelled(0))
+	require.Same(t, kept, labeled(0))
 }
 
 func TestNames(t *testing.T) {

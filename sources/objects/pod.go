@@ -142,7 +142,7 @@ func (p *pod) namedPorts(errs *fieldErrors) []tables.NamedPort {
 // churnLabels change with each rollout, or run, of one and the same workload: with
 // them all its pods would get new label sets. A policy that selects on them is told
 // so. Labels that tell the pods of a stateful set or of a job apart are kept:
-// policies and services choose single pods by them.
+// policies and services select single pods by them.
 var churnLabels = []string{
 	"batch.kubernetes.io/controller-uid", "controller-revision-hash", "controller-uid",
 	"pod-template-generation", "pod-template-hash",

@@ -42,7 +42,7 @@ func (c *Counts) Add(condition Condition) {
 
 // Of returns the condition of a row. A row with a reconciliation status has that
 // of its status, and one that is made from an object an error if the object has
-// mistakes, whatever else is well.
+// mistakes, whatever else is healthy.
 func Of(row any) Condition {
 	switch r := row.(type) {
 	case interface{ GetStatus() reconciler.Status }:

@@ -39,7 +39,7 @@ const nowhere = 0
 // with the device. What a pod sends by a device without programs would not be judged,
 // and what leaves with an egress address would get no replies. The programs of a pod's veth
 // stay until the veth is gone: its containers may outlive their object, and an agent that
-// starts then does not know the pod. It waits for the maps of this agent to be in force: a
+// starts then does not know the pod. It waits for the maps of this agent to be active: a
 // program that ran before it finds its entries would drop what it must not.
 func deriveAttachments(p derive.Params, a attachmentParams) error {
 	return derive.Register(p, derive.Rule[int]{

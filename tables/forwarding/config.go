@@ -61,7 +61,8 @@ func (c Config) Flags(flags *pflag.FlagSet) {
 	flags.Uint32("overlay-vni", c.OverlayVNI, "VXLAN network identifier of the overlay, the same on all nodes")
 	flags.Int("overlay-mtu", c.OverlayMTU, "MTU of packets in the overlay; 0 is what the device below has room for")
 	flags.String("source-check", c.SourceCheck, "What becomes of packets that a pod sends from an address that is not its own: strict (dropped) or loose")
-	flags.Bool("backstop", c.Backstop, "Drop what egress policies may concern while the pod's device has no program yet")
+	flags.Bool("backstop", c.Backstop,
+		"Drop what policies may concern while the pod's device has no program yet")
 	flags.String("allow-localhost", c.AllowLocalhost, "Whether this node reaches its own pods: always, or if a network policy allows it: policy")
 	flags.String("shared-ports", c.SharedPorts, "Ports given to pods of egress addresses that the node itself uses, as FIRST-LAST,...; auto leaves out those of the node and of NodePorts")
 	flags.Uint16("connection-share", c.ConnectionShare, "Connections that a pod may have in a map, in percent of what is free there; 0: no limit")

@@ -242,8 +242,8 @@ func TestMoves(t *testing.T) {
 	h.expect()
 }
 
-// A pod that is relabelled is where it was; so is one whose device goes to another master.
-func TestRelabelled(t *testing.T) {
+// A pod that is relabeled is where it was; so is one whose device goes to another master.
+func TestRelabeled(t *testing.T) {
 	h := twoPods(t)
 	h.endpoints.Put(pod("routed", "here", "10.0.1.1", "db"))
 	h.expect("10.0.1.1 routed app=db vetha mac-1 -", "10.0.1.2 bridged app=web vethb mac-2 -")

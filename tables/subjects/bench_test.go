@@ -129,7 +129,7 @@ func BenchmarkLabelSetComesAndGoes(b *testing.B) {
 	})
 }
 
-func BenchmarkNodeRelabelled(b *testing.B) {
+func BenchmarkNodeRelabeled(b *testing.B) {
 	h := cluster(b, 10_000, 10)
 	benchmarkEdits(b, h, func(n int) {
 		h.Nodes.Put(node("node-1", labels.Set{"zone": "b", "n": fmt.Sprint(n)}))

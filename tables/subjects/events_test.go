@@ -208,7 +208,7 @@ func (e *events) event() {
 			Addrs:   slices.Compact([]netip.Addr{e.addr(), e.addr()}),
 			Created: begin.Add(time.Duration(e.IntN(3)) * time.Hour),
 		})
-	case 3: // relabelled, moved
+	case 3: // relabeled, moved
 		if list := all(e.db.ReadTxn(), e.Endpoints); len(list) > 0 {
 			pod := *pick(e, list)
 			if e.one(2) {

@@ -373,7 +373,7 @@ func TestMajoritiesIntersect(t *testing.T) {
 		require.NoError(t, err, "seed %d", seed)
 		generations += generation
 	}
-	require.Greater(t, generations, uint32(10*runs), "sets change too seldom to show anything")
+	require.Greater(t, generations, uint32(10*runs), "sets change too rarely to show anything")
 }
 
 // The same finds operators and agents that break one of the rules.

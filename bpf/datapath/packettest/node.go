@@ -44,7 +44,7 @@ type Node struct {
 	programs *ebpf.Collection
 	spec     *ebpf.CollectionSpec
 	slots    [bpf.Slots]map[string]*ebpf.Map // by the names of the maps that they are in
-	slot     map[string]*ebpf.Map            // that is in force
+	slot     map[string]*ebpf.Map            // that is active
 	events   *ringbuf.Reader
 	out      []byte
 	Config   bpf.ConfigValue // as last written
@@ -118,7 +118,7 @@ func (n *Node) Close() {
 	n.namespace.close()
 }
 
-// Map returns a map of the programs; of those in slots that of the slot in force.
+// Map returns a map of the programs; of those in slots that of the active slot.
 func (n *Node) Map(name string) *ebpf.Map {
 	if m := n.slot[name]; m != nil {
 		return m
@@ -143,7 +143,7 @@ func (n *Node) MAC(device string) MAC { return MAC(n.devices[device].Attrs().Har
 func (n *Node) Within(f func() error) error { return n.do(f) }
 
 // Reset empties the maps and writes what is so on a node where no egress policy
-// chooses a pod: its pods, the cluster, the configuration.
+// selects a pod: its pods, the cluster, the configuration.
 func (n *Node) Reset() error {
 	err := errors.Join(n.UseSlot(activeSlot), n.emptySlots(), n.forgetDecided(), n.forgetTraffic())
 	if err != nil {

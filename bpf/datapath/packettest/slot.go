@@ -80,8 +80,8 @@ func (n *Node) emptySlots() error {
 	return nil
 }
 
-// FillSlot writes into the slot in force what is so of some addresses where no egress policy
-// chooses a pod.
+// FillSlot writes into the active slot what is so of some addresses where no egress policy
+// selects a pod.
 func (n *Node) FillSlot(w Addresses) error { return n.fill(w) }
 
 func closeSlot(slot map[string]*ebpf.Map) {

@@ -30,7 +30,7 @@ export function showOverview(element, signal) {
     const words = {
       error: `${health.status === "failed" ? "Failed" : "Degraded"}: ${count(reasonsOf(health).length, "problem")}`,
       pending: `Not ready yet: ${count(ready.pending?.length ?? 0, "thing")} to wait for`,
-      ok: "All is well",
+      ok: "Healthy",
     };
     if (title.textContent !== words[condition]) announce(words[condition]);
     setText(title, words[condition]);

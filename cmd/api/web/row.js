@@ -28,7 +28,7 @@ export class RowView {
       if (this.row?.cells[i] === text) return;
       const cell = this.cells[i];
       const href = columns[i] === link.column ? link.href : "";
-      cell.replaceChildren(href ? h("a", { href }, text) : labelled(columns[i], text));
+      cell.replaceChildren(href ? h("a", { href }, text) : labeled(columns[i], text));
       setAttribute(cell, "class", meaning(columns[i], text) || null);
     });
     setAttribute(this.element, "class", row.condition || null);
@@ -65,8 +65,8 @@ export class RowView {
   }
 }
 
-// labelled is the text of a cell: a label if its column has words that stand for
-// themselves, so that they are told apart by more than their colour.
-export function labelled(column, text) {
+// labeled is the text of a cell: a label if its column has words that stand for
+// themselves, so that they are told apart by more than their color.
+export function labeled(column, text) {
   return isLabel(column) && text !== "" && text !== "-" ? h("span", { class: "label" }, text) : document.createTextNode(text);
 }

@@ -96,7 +96,7 @@ func next(t *testing.T, w watch.Interface) (event watch.Event, ok bool) {
 	}
 }
 
-// TestCluster is one story, since a cluster takes seconds to start.
+// TestCluster is one test of many steps, since a cluster takes seconds to start.
 func TestCluster(t *testing.T) {
 	c := Start(t, Binary(t))
 	ctx := t.Context()

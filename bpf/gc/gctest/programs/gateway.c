@@ -54,7 +54,7 @@ __u64 ticks; /* nanoseconds: looks at the clock, which are fewer than a second h
 struct gateway_counts {
 	__u64 refreshed; /* connections whose entry was prolonged */
 	__u64 renewed;	 /* whose entry was made, or made anew */
-	__u64 failed;	 /* neither: somebody was about to delete the entry */
+	__u64 failed;	 /* neither: another program was about to delete the entry */
 	__u64 used;	 /* translations that were found, and said to be in use */
 	__u64 recorded;	 /* that were made */
 	__u64 unrecorded;
@@ -111,7 +111,7 @@ static __always_inline void packet_of(__u32 k)
 
 #define LENGTH 100 /* of each packet */
 
-/* The records of a flow with a port, which nobody else may have. */
+/* The records of a flow with a port, which no other flow may have. */
 static __always_inline bool record(__be16 port)
 {
 	struct address none = {};
@@ -313,7 +313,7 @@ SEC("tcx/ingress") int step_flows(struct __sk_buff *ctx)
 	return 0;
 }
 
-/* Looks at all flows, when nobody else is at it. */
+/* Looks at all flows, when no other program is at it. */
 SEC("tcx/ingress") int check_flows(struct __sk_buff *ctx)
 {
 	(void)ctx;
