@@ -31,6 +31,11 @@ func (p NamedPort) String() string {
 	return p.Name + "=" + strconv.Itoa(int(p.Port)) + "/" + strconv.Itoa(int(p.Protocol))
 }
 
+// NameText returns the name in the form http/tcp, as [PolicyPort.String] does.
+func (p NamedPort) NameText() string {
+	return PolicyPort{Name: p.Name, Protocol: p.Protocol}.String()
+}
+
 // Compare orders ports by name, protocol and number.
 func (p NamedPort) Compare(o NamedPort) int {
 	return cmp.Or(

@@ -227,7 +227,7 @@ func (c *Class) Omits(s *Selector) bool {
 func (c *Class) PortNames() []string {
 	var names []string
 	for _, p := range c.Ports {
-		names = append(names, PolicyPort{Name: p.Name, Protocol: p.Protocol}.String())
+		names = append(names, p.NameText())
 	}
 	return slices.Compact(names) // which are in order
 }

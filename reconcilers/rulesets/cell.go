@@ -90,6 +90,7 @@ type params struct {
 
 	Attachments    statedb.Table[*tables.Attachment]
 	Rulesets       statedb.Table[*tables.Ruleset]
+	Classes        statedb.Table[*tables.Class]
 	EgressRulesets statedb.Table[*tables.EgressRuleset]
 	VerdictSets    statedb.Table[*tables.VerdictSet]
 	Compiled       statedb.Table[*tables.Compiled]

@@ -27,6 +27,13 @@ func newGates(p *params) *gates {
 			mapsync.Watch(p.IPCache.ToTable()), mapsync.Watch(p.IPCacheMirror.ToTable()),
 		},
 	}
+	numbered := mapsync.Condition{
+		Evaluate: p.lookNumbered,
+		Tables: []mapsync.Watched{
+			mapsync.Watch(p.Rulesets), mapsync.Watch(p.Classes),
+			mapsync.Watch(p.Members.ToTable()), mapsync.Watch(p.PeerMirror.ToTable()),
+		},
+	}
 	return &gates{
 		// Programs are attached when the maps are complete.
 		device: mapsync.NewDependency("device",
@@ -56,7 +63,7 @@ func newGates(p *params) *gates {
 		ruleset: mapsync.NewDependency("ruleset",
 			compiled(p.Compiled, tables.CompiledRuleset),
 			mapsync.NonePending(p.PolicyEntries.ToTable(), tables.PolicyEntriesPendingOfRuleset),
-			effective),
+			effective, numbered),
 		verdictSet: mapsync.NewDependency("verdict set",
 			mapsync.Exists(p.VerdictSets, tables.VerdictSetByNumber),
 			mapsync.NonePending(p.Verdicts.ToTable(), tables.VerdictsPending)),

@@ -41,6 +41,7 @@ type world struct {
 	rulesets       statedb.RWTable[*tables.Ruleset]
 	egressRulesets statedb.RWTable[*tables.EgressRuleset]
 	verdictSets    statedb.RWTable[*tables.VerdictSet]
+	classes        statedb.RWTable[*tables.Class]
 	compiled       statedb.RWTable[*tables.Compiled]
 	selectors      statedb.RWTable[*tables.Selector]
 	matches        statedb.RWTable[*tables.SelectorMatch]
@@ -58,6 +59,7 @@ type source struct {
 	Rulesets       statedb.RWTable[*tables.Ruleset]
 	EgressRulesets statedb.RWTable[*tables.EgressRuleset]
 	VerdictSets    statedb.RWTable[*tables.VerdictSet]
+	Classes        statedb.RWTable[*tables.Class]
 	Compiled       statedb.RWTable[*tables.Compiled]
 	Selectors      statedb.RWTable[*tables.Selector]
 	Matches        statedb.RWTable[*tables.SelectorMatch]
@@ -93,6 +95,7 @@ func newWorld(t testing.TB, runs bool) *world {
 			tables.NewRulesetTable, statedb.RWTable[*tables.Ruleset].ToTable,
 			tables.NewEgressRulesetTable, statedb.RWTable[*tables.EgressRuleset].ToTable,
 			tables.NewVerdictSetTable, statedb.RWTable[*tables.VerdictSet].ToTable,
+			tables.NewClassTable, statedb.RWTable[*tables.Class].ToTable,
 			tables.NewCompiledTable, statedb.RWTable[*tables.Compiled].ToTable,
 			tables.NewSelectorTable, statedb.RWTable[*tables.Selector].ToTable,
 			tables.NewSelectorMatchTable, statedb.RWTable[*tables.SelectorMatch].ToTable,
@@ -105,6 +108,7 @@ func newWorld(t testing.TB, runs bool) *world {
 		cell.Module("test", "Test", cell.Invoke(func(p params, s source) error {
 			w.params, w.gates = p, newGates(&p)
 			w.attachments, w.rulesets, w.egressRulesets, w.verdictSets = s.Attachments, s.Rulesets, s.EgressRulesets, s.VerdictSets
+			w.classes = s.Classes
 			w.compiled, w.selectors, w.matches, w.peerPrefixes = s.Compiled, s.Selectors, s.Matches, s.PeerPrefixes
 			if runs {
 				return register(p)

@@ -88,7 +88,7 @@ func (t *transaction) portsOf(m *tables.Member) (ports []tables.NamedPort) {
 		return nil
 	}
 	for _, p := range m.Labels.NamedPorts {
-		if _, _, used := t.Rulesets.Get(t.in, tables.RulesetsByPort(portName(p))); used {
+		if _, _, used := t.Rulesets.Get(t.in, tables.RulesetsByPort(p.NameText())); used {
 			ports = append(ports, p)
 		}
 	}

@@ -3,6 +3,7 @@
 package members
 
 import (
+	"cmp"
 	"maps"
 	"net/netip"
 	"slices"
@@ -123,7 +124,7 @@ func (r *rule) nodeChanged(txn statedb.ReadTxn, old, new *tables.Node, mark func
 	if by := reached(new); reached(old) != by {
 		for _, n := range []*tables.Node{old, new} {
 			if n != nil {
-				mark(key{kind: ofPods, node: n.Name})
+				mark(key{kind: ofPods, name: n.Name})
 			}
 		}
 	}
@@ -147,46 +148,40 @@ func (r *rule) markInheriting(txn statedb.ReadTxn, prefix netip.Prefix, mark fun
 	}
 }
 
-// rulesetChanged marks the members with ports whose names rulesets begin or cease to use.
-func (r *rule) rulesetChanged(txn statedb.ReadTxn, old, new *tables.Ruleset, mark func(key)) {
-	portsOf := func(ruleset *tables.Ruleset) (names []string) {
-		if ruleset != nil {
-			names = ruleset.PeerPorts()
-		}
-		return names
+// rulesetChanged marks the names of ports that a ruleset begins or ceases to use: many rulesets with
+// the same names come at once.
+func (r *rule) rulesetChanged(_ statedb.ReadTxn, old, new *tables.Ruleset, mark func(key)) {
+	if old != nil && new != nil {
+		return // its rules do not change
 	}
-	before, now := portsOf(old), portsOf(new)
-	for _, name := range before {
-		if _, _, used := r.Rulesets.Get(txn, tables.RulesetsByPort(name)); !used {
-			for class := range r.Classes.List(txn, tables.ClassesByPort(name)) {
-				r.markClass(txn, class.Number, mark)
-			}
-		}
-	}
-	came := slices.DeleteFunc(now, func(name string) bool { return slices.Contains(before, name) })
-	if len(came) == 0 {
-		return
-	}
-	for m := range r.Members.All(txn) {
-		if m.Labels != nil && slices.ContainsFunc(m.Labels.NamedPorts, func(p tables.NamedPort) bool {
-			return slices.Contains(came, portName(p)) && !r.hasPort(txn, m, p)
-		}) {
-			mark(memberKey(m.Number))
-		}
+	for _, name := range cmp.Or(new, old).PeerPorts() {
+		mark(key{kind: ofPort, name: name})
 	}
 }
 
-func portName(p tables.NamedPort) string {
-	return tables.PolicyPort{Name: p.Name, Protocol: p.Protocol}.String()
+// port marks the members whose classes have numbers for the name of a port and should not, or the
+// other way around, some at a time.
+func (t *transaction) port(k key) {
+	_, _, used := t.Rulesets.Get(t.in, tables.RulesetsByPort(k.name))
+	skipped := 0
+	for m := range t.Members.LowerBound(t.out, tables.MemberByNumber(k.after+1)) {
+		if t.isFull() {
+			t.mark(k)
+			return
+		}
+		if skipped++; skipped%skippedPerWork == 0 {
+			t.work++
+		}
+		k.after = m.Number
+		if m.Labels != nil && slices.ContainsFunc(m.Labels.NamedPorts, func(p tables.NamedPort) bool {
+			return p.NameText() == k.name && t.hasPort(t.out, m, p) != used
+		}) {
+			t.mark(memberKey(m.Number))
+		}
+	}
 }
 
 func (r *rule) hasPort(txn statedb.ReadTxn, m *tables.Member, port tables.NamedPort) bool {
 	class, _, found := r.Classes.Get(txn, tables.ClassByNumber(m.Class))
 	return found && slices.Contains(class.Ports, port)
-}
-
-func (r *rule) markClass(txn statedb.ReadTxn, class uint32, mark func(key)) {
-	for m := range r.Members.List(txn, tables.MembersByClass(class)) {
-		mark(memberKey(m.Number))
-	}
 }

@@ -234,6 +234,28 @@ func TestPorts(t *testing.T) {
 	require.Empty(t, h.says(addr("10.1.0.1")))
 }
 
+// Rulesets that name the same port come at once, one for each label set of a node: all members are
+// looked at once for them, some at a time.
+func TestPortOfManyRulesets(t *testing.T) {
+	const many = 100
+	h := newHarness(t)
+	h.rule.maxWork = 50
+	for i := range many {
+		h.inputs.Endpoints.Put(pod(fmt.Sprint("a/p", i), "there", fmt.Sprintf("10.1.0.%d", i),
+			labels.Set{"app": fmt.Sprint(i)}, tables.NamedPort{Name: "http", Protocol: 6, Port: 80}))
+	}
+	h.settle()
+	marks := map[key]bool{}
+	for range 10 {
+		h.rule.rulesetChanged(nil, nil, h.ruleset("http"), func(k key) { marks[k] = true })
+	}
+	require.Equal(t, map[key]bool{{kind: ofPort, name: "http/tcp"}: true}, marks)
+	h.settle()
+	for i := range many {
+		require.Equal(t, []string{"http=80/6"}, h.says(addr(fmt.Sprintf("10.1.0.%d", i))))
+	}
+}
+
 // The cell provides the tables, and runs the rule.
 func TestCell(t *testing.T) {
 	var db *statedb.DB

@@ -50,21 +50,22 @@ type key struct {
 	prefix netip.Prefix
 	from   netip.Prefix // of ofInside and ofRefused: the first one left
 	number uint32
-	after  uint32 // of a selector: the last member or class looked at
-	node   string
+	after  uint32 // of a selector or port: the last member or class looked at
+	name   string // of a node or a port
 }
 
 type kind uint8
 
 const (
 	ofAddress    kind = iota // prefix: the row of ipcache
-	ofPods                   // node: its tunnel address changed, and so its pods'
+	ofPods                   // name of a node: its tunnel address changed, and so its pods'
 	ofPeerPrefix             // prefix: selectors may have begun or ceased to name it
 	ofInside                 // prefix: those inside it
 	ofMember                 // number: its class, and its removal
 	ofRefused                // the refused addresses, when there may be room for them
 	ofClass                  // number: its removal
 	ofMembers                // number: the members of a selector that selects other pods
+	ofPort                   // name, in the form http/tcp: rulesets begin or cease to use it
 	ofSelector               // number: it is evaluated after all keys before it are computed
 )
 
@@ -150,7 +151,7 @@ func (r *rule) compute(in statedb.ReadTxn, out statedb.WriteTxn, keys []key, mar
 		case ofAddress:
 			t.address(k.prefix)
 		case ofPods:
-			t.moved[k.node] = true
+			t.moved[k.name] = true
 		case ofPeerPrefix:
 			t.peerPrefix(k.prefix)
 		case ofInside:
@@ -165,6 +166,8 @@ func (r *rule) compute(in statedb.ReadTxn, out statedb.WriteTxn, keys []key, mar
 			t.selector(k)
 		case ofMembers:
 			t.members(k)
+		case ofPort:
+			t.port(k)
 		}
 	}
 	for _, e := range t.evaluations {
@@ -205,7 +208,7 @@ func (t *transaction) defers(k key) bool {
 	switch k.kind {
 	case ofAddress, ofInside:
 		t.expectSelectors(t.around(k.prefix))
-	case ofMember, ofSelector, ofMembers, ofRefused:
+	case ofMember, ofSelector, ofMembers, ofPort, ofRefused:
 	default:
 		return false
 	}
