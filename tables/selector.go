@@ -86,23 +86,31 @@ func (s SelectorSpec) Digest() bpf.Digest {
 // of text. Peers that match everything or nothing stand for none.
 func SelectorSpecs(peers []PolicyPeer) []SelectorSpec {
 	var specs []SelectorSpec
-	var cidrs []PolicyPeer
+	var cidrs []SelectorSpec // there may be very many
 	for _, p := range peers {
-		switch {
-		case p.MatchesEverything() || p.MatchesNothing():
-		case p.Kind == PeerCIDR && !IsFamily(p):
-			cidrs = append(cidrs, p)
-		default:
-			specs = append(specs, SelectorSpec{Text: p.String(), Peers: []PolicyPeer{p}})
+		if p.MatchesEverything() || p.MatchesNothing() {
+			continue
+		}
+		spec := SelectorSpec{Text: p.String(), Peers: []PolicyPeer{p}}
+		if p.Kind == PeerCIDR && !IsFamily(p) {
+			cidrs = append(cidrs, spec)
+		} else {
+			specs = append(specs, spec)
 		}
 	}
 	if len(cidrs) > 0 {
-		slices.SortFunc(cidrs,
-			func(a, b PolicyPeer) int { return strings.Compare(a.String(), b.String()) })
-		cidrs = slices.CompactFunc(cidrs,
-			func(a, b PolicyPeer) bool { return a.String() == b.String() })
-		specs = append(specs, SelectorSpec{Text: strings.Join(texts(cidrs), ", "), Peers: cidrs})
+		all, texts := SelectorSpec{}, make([]string, 0, len(cidrs))
+		for _, spec := range inOrder(cidrs) {
+			all.Peers, texts = append(all.Peers, spec.Peers...), append(texts, spec.Text)
+		}
+		all.Text = strings.Join(texts, ", ")
+		specs = append(specs, all)
 	}
+	return inOrder(specs)
+}
+
+// inOrder returns selectors in order of text, each once.
+func inOrder(specs []SelectorSpec) []SelectorSpec {
 	slices.SortFunc(specs, func(a, b SelectorSpec) int { return strings.Compare(a.Text, b.Text) })
 	return slices.CompactFunc(specs, func(a, b SelectorSpec) bool { return a.Text == b.Text })
 }
@@ -123,14 +131,6 @@ func (s SelectorSpec) IsForeign(
 		}
 		return false
 	})
-}
-
-func texts(peers []PolicyPeer) []string {
-	list := make([]string, len(peers))
-	for i, p := range peers {
-		list[i] = p.String()
-	}
-	return list
 }
 
 // Selector is an expression by which live rulesets select peers. It gets a new number each time
