@@ -144,9 +144,11 @@ type round struct {
 	serves   map[*tables.EgressPolicy]bool                // see isServedHere
 	served   map[tables.SubjectDef]bool                   // of pods of other nodes
 	subjects map[tables.SubjectDef]uint32                 // those brought up to date
+	prefixes map[*tables.EgressPolicy]*egressPrefixes     // of those looked at
 	peersOf  map[*tables.PolicyTraffic]*peersOf           // of items of policies
 	used     *use                                         // by selectors, nil until it is asked for
 	sizes    *sizes                                       // of rulesets, likewise
+	grown    bool                                         // a selector in use names more prefixes
 
 	elections tables.Elections
 }
@@ -161,6 +163,7 @@ func (r *rule) compute(
 		served:   map[tables.SubjectDef]bool{},
 		subjects: map[tables.SubjectDef]uint32{},
 		peersOf:  map[*tables.PolicyTraffic]*peersOf{},
+		prefixes: map[*tables.EgressPolicy]*egressPrefixes{},
 
 		elections: tables.Elections{
 			Nodes:     func() iter.Seq2[*tables.Node, statedb.Revision] { return r.Nodes.All(in) },

@@ -17,6 +17,7 @@ import (
 type applying struct {
 	policy   *tables.EgressPolicy
 	selector string
+	prefixes *egressPrefixes // of the policy, while rules are made
 }
 
 // egressPolicies returns the policies that select pods with a label set on a node, in order of
@@ -65,7 +66,7 @@ func (c *round) egressRuleset(set *tables.LabelSet, node string) (uint32, error)
 	if len(policies) == 0 {
 		return 0, nil
 	}
-	rules := egressRules(policies)
+	rules := c.egressRules(policies)
 	digest := digestOfEgress(policies, rules)
 	if r, _, found := c.EgressRulesets.Get(c.out, tables.EgressRulesetByDigest(digest)); found {
 		if !r.Undesired {
@@ -103,10 +104,11 @@ type egressRule struct {
 }
 
 // egressRules returns a rule for each prefix that some policies name, in order.
-func egressRules(policies []applying) []egressRule {
+func (c *round) egressRules(policies []applying) []egressRule {
 	var prefixes []netip.Prefix
-	for _, a := range policies {
+	for i, a := range policies {
 		prefixes = append(append(prefixes, a.policy.Destinations...), a.policy.Excluded...)
+		policies[i].prefixes = c.prefixesOf(a.policy)
 	}
 	prefixes = ordered(prefixes)
 	rules := make([]egressRule, len(prefixes))
@@ -126,8 +128,8 @@ func decide(policies []applying, prefix netip.Prefix) egressRule {
 	}}
 	best := -1
 	for _, a := range policies {
-		destination := longest(a.policy.Destinations, prefix)
-		excluded := longest(a.policy.Excluded, prefix)
+		destination := a.prefixes.destinations.longest(prefix)
+		excluded := a.prefixes.excluded.longest(prefix)
 		switch {
 		case destination < 0 && excluded < 0:
 		case excluded >= destination:
@@ -144,15 +146,45 @@ func decide(policies []applying, prefix netip.Prefix) egressRule {
 	return rule
 }
 
-// longest returns the length of the longest prefix that contains another prefix, -1 if none does.
-func longest(prefixes []netip.Prefix, contained netip.Prefix) int {
-	bits := -1
+// egressPrefixes are the prefixes of an egress policy.
+type egressPrefixes struct{ destinations, excluded prefixSet }
+
+func (c *round) prefixesOf(p *tables.EgressPolicy) *egressPrefixes {
+	of := c.prefixes[p]
+	if of == nil {
+		of = &egressPrefixes{newPrefixSet(p.Destinations), newPrefixSet(p.Excluded)}
+		c.prefixes[p] = of
+	}
+	return of
+}
+
+// prefixSet are prefixes, which may be many, with the lengths that occur.
+type prefixSet struct {
+	prefixes map[netip.Prefix]bool
+	lengths  []int // the longest first
+}
+
+func newPrefixSet(prefixes []netip.Prefix) prefixSet {
+	s := prefixSet{prefixes: map[netip.Prefix]bool{}}
 	for _, p := range prefixes {
-		if p.Bits() > bits && p.Bits() <= contained.Bits() && p.Contains(contained.Addr()) {
-			bits = p.Bits()
+		s.prefixes[p.Masked()] = true
+		if !slices.Contains(s.lengths, p.Bits()) {
+			s.lengths = append(s.lengths, p.Bits())
 		}
 	}
-	return bits
+	slices.SortFunc(s.lengths, func(a, b int) int { return b - a })
+	return s
+}
+
+// longest returns the length of the longest prefix that contains another prefix, -1 if none does.
+func (s prefixSet) longest(contained netip.Prefix) int {
+	for _, bits := range s.lengths {
+		if bits <= contained.Bits() &&
+			s.prefixes[netip.PrefixFrom(contained.Addr(), bits).Masked()] {
+			return bits
+		}
+	}
+	return -1
 }
 
 // digestOfEgress identifies the content of an egress ruleset.

@@ -123,7 +123,7 @@ func (o *oracle) applies(set *tables.LabelSet, node string) (found []applying, u
 			}
 		}
 		if len(texts) > 0 {
-			found = append(found, applying{p, slices.Min(texts)})
+			found = append(found, applying{policy: p, selector: slices.Min(texts)})
 		}
 	}
 	slices.SortFunc(found, func(a, b applying) int {

@@ -111,6 +111,54 @@ func TestNestedBlocks(t *testing.T) {
 	require.Empty(t, h.rulesetOf(pod.Addr).TooLarge)
 }
 
+// Many selectors that an object has name more prefixes hold up no other key: for each of them all
+// prefixes in use are counted. With 200 of them, and 15,000 prefixes, that took seconds.
+func TestManySelectorsGrow(t *testing.T) {
+	const many = 20
+	h := smallNode(t)
+	group := func(prefixes ...netip.Prefix) {
+		h.CIDRGroups.Put(&tables.CIDRGroup{Name: "g", Prefixes: prefixes})
+	}
+	one, two := netip.MustParsePrefix("20.0.0.1/32"), netip.MustParsePrefix("20.0.0.2/32")
+	group(one)
+	var items []tables.PolicyTraffic
+	for i := range many {
+		except := netip.PrefixFrom(netip.AddrFrom4([4]byte{30, 0, 0, byte(i)}), 32)
+		items = append(items, tables.PolicyTraffic{
+			Field: fmt.Sprintf("spec.ingress[%d]", i),
+			Peers: []tables.PolicyPeer{{
+				Kind: tables.PeerCIDRGroups,
+				PeerPrefixes: &tables.PeerPrefixes{
+					Group: "g", Except: []netip.Prefix{except},
+				},
+			}},
+		})
+	}
+	h.NetworkPolicies.Put(allowing("p", items...))
+	h.work()
+	grown := func() (n int) {
+		for s := range h.rule.Selectors.All(h.db.ReadTxn()) {
+			if s.Names(two) {
+				n++
+			}
+		}
+		return n
+	}
+	require.Equal(t, many, h.rule.Selectors.NumObjects(h.db.ReadTxn()))
+	group(one, two)
+	h.NetworkPolicies.Put(allow("other", "app=b", 80))
+	for before := 0; h.step.Step(); before = grown() {
+		require.LessOrEqual(t, grown()-before, 1)
+		require.NotNil(t, h.rulesetOf(localPod(3, "b").Addr), "in the first transaction")
+	}
+	require.Equal(t, many, grown())
+
+	// Fewer prefixes cost no count.
+	group(one)
+	h.step.Step()
+	require.Zero(t, grown())
+}
+
 // What is computed of what selectors cost is what a count of all pairs says, whatever they are and
 // in whatever order they come.
 func TestUse(t *testing.T) {

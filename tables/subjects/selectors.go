@@ -43,16 +43,31 @@ func (c *round) updateSelector(digest bpf.Digest) error {
 	if err != nil || s.SameResolution(former) && former.NoRoom == "" {
 		return err
 	}
-	if noRoom := c.outgrows(former, s); noRoom != "" {
-		outgrown := *former
-		outgrown.NoRoom = noRoom
-		for r := range c.Rulesets.List(c.out, tables.RulesetsBySelector(s.Number)) {
-			c.markRuleset(c.out, r, c.mark)
+	if comes(former, s) {
+		if c.grown { // what is in use is counted anew for each: another transaction does it
+			c.mark(key{kind: ofSelector, digest: digest})
+			return nil
 		}
-		return c.replaceUse(&outgrown)
+		c.grown = true
+		if noRoom := c.outgrows(former, s); noRoom != "" {
+			outgrown := *former
+			outgrown.NoRoom = noRoom
+			for r := range c.Rulesets.List(c.out, tables.RulesetsBySelector(s.Number)) {
+				c.markRuleset(c.out, r, c.mark)
+			}
+			return c.replaceUse(&outgrown)
+		}
 	}
-	c.markIsolated(c.out, c.mark)
+	if comes(s, former) || former.NoRoom != "" {
+		c.markIsolated(c.out, c.mark)
+	}
 	return c.replaceUse(s)
+}
+
+// comes reports whether a version of a selector names prefixes that a former one does not name.
+func comes(former, now *tables.Selector) bool {
+	return slices.ContainsFunc(now.Prefixes(),
+		func(p netip.Prefix) bool { return !former.Names(p) })
 }
 
 // resolve fills in the pods, prefixes, nodes or entity that a selector stands for, with the objects
