@@ -161,6 +161,7 @@ type Selector struct {
 	matchers []*PodMatcher   // of Pods
 	nodes    labels.Selector // of nodes
 	prefixes []netip.Prefix  // of Blocks
+	lengths  []int           // of the prefixes of Blocks but for exceptions, each once
 }
 
 // NewSelector returns a selector in use. It fails if a label selector does not parse.
@@ -179,6 +180,12 @@ func NewSelector(s Selector) (*Selector, error) {
 		}
 	}
 	s.prefixes = prefixesOf(s.Blocks)
+	s.lengths = nil
+	for _, b := range s.Blocks {
+		if !slices.Contains(s.lengths, b.Prefix.Bits()) {
+			s.lengths = append(s.lengths, b.Prefix.Bits())
+		}
+	}
 	return &s, nil
 }
 
@@ -235,7 +242,10 @@ func prefixesOf(blocks []Block) []netip.Prefix {
 // Contains reports whether a prefix is in one of the blocks. It checks only blocks whose prefix
 // contains it, of which there are few.
 func (s *Selector) Contains(p netip.Prefix) bool {
-	for bits := p.Bits(); bits >= 0; bits-- {
+	for _, bits := range s.lengths {
+		if bits > p.Bits() {
+			continue
+		}
 		around := netip.PrefixFrom(p.Addr(), bits).Masked()
 		at, found := slices.BinarySearchFunc(s.Blocks, around,
 			func(b Block, p netip.Prefix) int { return b.Prefix.Compare(p) })
