@@ -89,14 +89,19 @@ type params struct {
 // CIDRMatch is what the prefixes of Cilium's policies select inside the cluster.
 type CIDRMatch struct{ Pods, Nodes bool }
 
+// maxWork is how many rules of policies one transaction reads, with their peers, plus those for the
+// last label set: there may be very many for each.
+const maxWork = 10_000
+
 // rule derives subjects. Its only state is the last number that it assigned.
 type rule struct {
 	params
-	next uint32
+	next    uint32
+	maxWork int
 }
 
 func register(p derive.Params, params params) error {
-	r := &rule{params: params, next: bpf.EmptyRuleset + 1}
+	r := &rule{params: params, next: bpf.EmptyRuleset + 1, maxWork: maxWork}
 	return derive.Register(p, r.declare())
 }
 
@@ -129,6 +134,7 @@ func (r *rule) declare() derive.Rule[key] {
 			derive.Feedback(derive.FromChange(r.Usage, markUsage)),
 		},
 		Last:    func(k key) bool { return k.kind == ofPolicy },
+		Large:   func(k key) bool { return k.late },
 		Compute: r.compute,
 	}
 }
@@ -149,6 +155,7 @@ type round struct {
 	used     *use                                         // by selectors, nil until it is asked for
 	sizes    *sizes                                       // of rulesets, likewise
 	grown    bool                                         // a selector in use names more prefixes
+	work     int                                          // see maxWork
 
 	elections tables.Elections
 }
@@ -175,7 +182,10 @@ func (r *rule) compute(
 		},
 	}
 	for _, k := range keys {
-		if err := c.computeKey(k); err != nil {
+		if c.work >= c.maxWork {
+			k.late = true
+			c.mark(k) // in order: a policy comes after its pods
+		} else if err := c.computeKey(k); err != nil {
 			return err
 		}
 	}

@@ -85,7 +85,7 @@ func newHarness(t testing.TB, enforcement tables.Enforcement, match CIDRMatch) *
 	p.EgressRules = tablestest.Open(t, h.db, tables.NewEgressRuleTable)
 	p.Groups = tablestest.Open(t, h.db, tables.NewEgressGroupTable)
 	p.Compiled = tablestest.Open(t, h.db, tables.NewCompiledPolicyTable)
-	h.rule = &rule{params: p, next: bpf.EmptyRuleset + 1}
+	h.rule = &rule{params: p, next: bpf.EmptyRuleset + 1, maxWork: maxWork}
 	h.step = tablestest.NewRule(t, h.db, h.declare())
 	return h
 }

@@ -49,3 +49,53 @@ func TestLargePolicyIsReadOnce(t *testing.T) {
 	}
 	require.Len(t, rulesOf("a", 1001), 2002)
 }
+
+// A policy with many rules is read for some label sets at a time, so that it holds up no other. The
+// policies are compiled after all of their pods.
+func TestManyRulesOfManyLabelSets(t *testing.T) {
+	const labelSets, rules = 20, 100
+	h := newHarness(t, tables.EnforcementDefault, CIDRMatch{})
+	h.rule.maxWork = 2 * rules
+	h.Namespaces.Put(&tables.Namespace{Name: "n1"})
+	h.Nodes.Put(node(here, nil))
+	for i := range labelSets {
+		h.Locals.Put(localPod(i, fmt.Sprint("app-", i)))
+		h.NetworkPolicies.Put(allow(fmt.Sprint("own-", i), fmt.Sprint("app=app-", i), 80))
+	}
+	h.work()
+	var items []tables.PolicyTraffic
+	for i := range rules {
+		items = append(items, tables.PolicyTraffic{
+			Field: fmt.Sprintf("spec.ingress[%d]", i), AnyPeer: true,
+			Ports: []tables.PolicyPort{{Protocol: 6, First: uint16(i + 1), Last: uint16(i + 1)}},
+		})
+	}
+	large := allowing("large", items...)
+	large.Rules[0].Subject = inN1("app!=other")
+	with := func() (n int) {
+		for s := range h.rule.Subjects.All(h.db.ReadTxn()) {
+			r, _, _ := h.Rulesets.Get(h.db.ReadTxn(), tables.RulesetByNumber(s.Ruleset))
+			if r != nil && len(r.Rules) > rules {
+				n++
+			}
+		}
+		return n
+	}
+	isCompiled := func() bool {
+		row, _, found := h.rule.Compiled.Get(h.db.ReadTxn(), tables.CompiledPolicyByID(large.ID()))
+		return found && row.Generation == large.Generation
+	}
+	h.NetworkPolicies.Put(large)
+	h.step.Step()
+	h.Locals.Put(localPod(labelSets, "other"))
+	h.NetworkPolicies.Put(allow("small", "app=other", 80))
+	h.step.Step()
+	small := h.rulesetOf(localPod(labelSets, "other").Addr)
+	require.NotNil(t, small, "others go first")
+	for before := with(); h.step.Step(); before = with() {
+		require.LessOrEqual(t, with()-before, 2)
+		require.False(t, isCompiled() && with() < labelSets)
+	}
+	require.Equal(t, labelSets, with())
+	require.True(t, isCompiled())
+}

@@ -23,6 +23,7 @@ type key struct {
 	digest bpf.Digest // of a selector or a group
 	policy tables.PolicyID
 	number uint32 // of a ruleset
+	late   bool   // a transaction was full before its turn: others go first
 }
 
 type kind uint8

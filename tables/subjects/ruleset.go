@@ -70,6 +70,9 @@ func (c *round) ruleset(set *tables.LabelSet) (uint32, error) {
 	for _, p := range policies {
 		all = append(all, c.rulesOf(p, set, &room)...)
 	}
+	for _, s := range all {
+		c.work += 1 + len(s.selectors)
+	}
 	alwaysDeny := c.Enforcement == tables.EnforcementAlways
 	if len(all) == 0 && !alwaysDeny {
 		return bpf.EmptyRuleset, nil
