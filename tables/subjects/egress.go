@@ -67,6 +67,7 @@ func (c *round) egressRuleset(set *tables.LabelSet, node string) (uint32, error)
 		return 0, nil
 	}
 	rules := c.egressRules(policies)
+	c.work += len(rules)
 	digest := digestOfEgress(policies, rules)
 	if r, _, found := c.EgressRulesets.Get(c.out, tables.EgressRulesetByDigest(digest)); found {
 		if !r.Undesired {

@@ -4,6 +4,7 @@ package subjects
 
 import (
 	"fmt"
+	"net/netip"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -98,4 +99,28 @@ func TestManyRulesOfManyLabelSets(t *testing.T) {
 	}
 	require.Equal(t, labelSets, with())
 	require.True(t, isCompiled())
+}
+
+// The same of egress policies with many prefixes.
+func TestManyPrefixesOfManyLabelSets(t *testing.T) {
+	const labelSets, prefixes = 20, 100
+	h := newHarness(t, tables.EnforcementDefault, CIDRMatch{})
+	h.rule.maxWork = 2 * prefixes
+	h.Namespaces.Put(&tables.Namespace{Name: "n1"})
+	h.Nodes.Put(node(here, nil))
+	for i := range labelSets {
+		h.Locals.Put(localPod(i, fmt.Sprint("app-", i)))
+	}
+	h.work()
+	large := redirect("large", "app!=other", "1.0.0.0/32", "zone=a")
+	for i := range prefixes - 1 {
+		large.Destinations = append(large.Destinations,
+			netip.PrefixFrom(netip.AddrFrom4([4]byte{1, 0, 0, byte(i + 1)}), 32))
+	}
+	routed := func() int { return h.Routes.NumObjects(h.db.ReadTxn()) }
+	h.EgressPolicies.Put(large)
+	for before := 0; h.step.Step(); before = routed() {
+		require.LessOrEqual(t, routed()-before, 4, "two of each queue")
+	}
+	require.Equal(t, labelSets, routed())
 }

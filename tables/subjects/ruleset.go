@@ -159,6 +159,7 @@ func (c *round) networkPolicies(
 				continue
 			}
 			seen[p] = true
+			c.work += len(p.Rules)
 			selected := false
 			for _, r := range p.Rules {
 				m := c.matcher(r.Subject)
