@@ -35,6 +35,13 @@ type Rule struct {
 	NoPorts bool `json:"noPorts,omitempty"`
 }
 
+// Equal reports whether two rules are of the same place, and say the same.
+func (r *Rule) Equal(o *Rule) bool {
+	return r.RuleID == o.RuleID && r.DefaultDeny == o.DefaultDeny && r.Deny == o.Deny &&
+		r.AnyPeer == o.AnyPeer && slices.Equal(r.Peers, o.Peers) &&
+		r.DeniesCoarse == o.DeniesCoarse && slices.Equal(r.Ports, o.Ports) && r.NoPorts == o.NoPorts
+}
+
 // Ruleset is the whole compiled network policy of a subject.
 type Ruleset struct {
 	Life   `yaml:",inline"`

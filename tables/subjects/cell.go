@@ -151,11 +151,14 @@ type round struct {
 	served   map[tables.SubjectDef]bool                   // of pods of other nodes
 	subjects map[tables.SubjectDef]uint32                 // those brought up to date
 	prefixes map[*tables.EgressPolicy]*egressPrefixes     // of those looked at
-	peersOf  map[*tables.PolicyTraffic]*peersOf           // of items of policies
-	used     *use                                         // by selectors, nil until it is asked for
-	sizes    *sizes                                       // of rulesets, likewise
-	grown    bool                                         // a selector in use names more prefixes
-	work     int                                          // see maxWork
+
+	rules map[tables.PolicyID]map[tables.RuleID]*tables.Rule // see share
+
+	peersOf map[*tables.PolicyTraffic]*peersOf // of items of policies
+	used    *use                               // by selectors, nil until it is asked for
+	sizes   *sizes                             // of rulesets, likewise
+	grown   bool                               // a selector in use names more prefixes
+	work    int                                // see maxWork
 
 	elections tables.Elections
 }
@@ -171,6 +174,7 @@ func (r *rule) compute(
 		subjects: map[tables.SubjectDef]uint32{},
 		peersOf:  map[*tables.PolicyTraffic]*peersOf{},
 		prefixes: map[*tables.EgressPolicy]*egressPrefixes{},
+		rules:    map[tables.PolicyID]map[tables.RuleID]*tables.Rule{},
 
 		elections: tables.Elections{
 			Nodes:     func() iter.Seq2[*tables.Node, statedb.Revision] { return r.Nodes.All(in) },

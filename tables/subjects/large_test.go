@@ -4,7 +4,9 @@ package subjects
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -41,14 +43,17 @@ func TestLargePolicyIsReadOnce(t *testing.T) {
 	require.Len(t, rulesOf("a", -1), 2)
 	require.Len(t, rulesOf("a", 2000), 1002)
 
-	// What takes no entry does not make a policy too large.
+	// What takes no entry does not make a policy too large, and takes no memory for each label set.
 	for i := range 1000 {
 		p.Rules[0].Ingress.Traffic = append(p.Rules[0].Ingress.Traffic, tables.PolicyTraffic{
 			Field: fmt.Sprintf("spec.ingress[%d]", i+1), AnyPeer: true,
 			Ports: []tables.PolicyPort{{Protocol: 6, Name: "none"}},
 		})
 	}
-	require.Len(t, rulesOf("a", 1001), 2002)
+	require.Len(t, rulesOf("a", 1001), 1002)
+	p.Rules[0].Ingress.DefaultDeny = false
+	p.Rules[0].Ingress.Traffic = p.Rules[0].Ingress.Traffic[1:]
+	require.Len(t, rulesOf("a", 1001), 1001, "one says that the policy is about the pod")
 }
 
 // A policy with many rules is read for some label sets at a time, so that it holds up no other. The
@@ -99,6 +104,32 @@ func TestManyRulesOfManyLabelSets(t *testing.T) {
 	}
 	require.Equal(t, labelSets, with())
 	require.True(t, isCompiled())
+
+	// They share the rules, also those of the former version of the policy.
+	shared := map[*tables.Rule]bool{}
+	count := func() int {
+		clear(shared)
+		for s := range h.rule.Subjects.All(h.db.ReadTxn()) {
+			r, _, _ := h.Rulesets.Get(h.db.ReadTxn(), tables.RulesetByNumber(s.Ruleset))
+			for _, rule := range r.Rules {
+				if rule.Policy == large.ID() {
+					shared[rule] = true
+				}
+			}
+		}
+		return len(shared)
+	}
+	require.Equal(t, rules+1, count())
+	former := maps.Clone(shared)
+	edited := *large
+	edited.Rules = slices.Clone(large.Rules)
+	edited.Rules[0].Ingress.Traffic = append(items[:0:0], items...)
+	edited.Rules[0].Ingress.Traffic[7].Deny = true
+	h.NetworkPolicies.Put(&edited)
+	h.work()
+	require.Equal(t, rules+1, count())
+	maps.DeleteFunc(shared, func(r *tables.Rule, _ bool) bool { return former[r] })
+	require.Len(t, shared, 1)
 }
 
 // The same of egress policies with many prefixes.

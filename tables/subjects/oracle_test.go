@@ -280,6 +280,9 @@ func (o *oracle) direction(
 			}
 		}
 		none := len(t.Ports) > 0 && len(ports) == 0
+		if none && len(lines) > 0 {
+			continue
+		}
 		lines = append(lines, fmt.Sprintf("%s %s deny=%t none=%t %v %v\n",
 			p.ID(), t.Field, t.Deny, none, sorted(peers), ports))
 	}

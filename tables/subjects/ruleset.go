@@ -71,7 +71,7 @@ func (c *round) ruleset(set *tables.LabelSet) (uint32, error) {
 		all = append(all, c.rulesOf(p, set, &room)...)
 	}
 	for _, s := range all {
-		c.work += 1 + len(s.selectors)
+		c.work += len(s.selectors)
 	}
 	alwaysDeny := c.Enforcement == tables.EnforcementAlways
 	if len(all) == 0 && !alwaysDeny {
@@ -122,6 +122,7 @@ func (c *round) ruleset(set *tables.LabelSet) (uint32, error) {
 		}
 		slices.Sort(s.Peers)
 	}
+	c.share(r)
 	if c.sizes != nil {
 		c.sizes.add(r.Namespace(), r.Needs.Entries, r.Needs.Verdicts)
 	}
@@ -224,13 +225,16 @@ func (c *round) rulesOf(
 				if has && *room < 0 {
 					break
 				}
+				c.work++
 				traffic := &direction.Traffic[j]
 				id.Item, id.Field = int32(j), traffic.Field
-				if s, hasEffect := c.itemOf(id, traffic, set); hasEffect {
-					rules, has = append(rules, s), true
-					if !s.NoPorts { // else it takes no entry
-						*room--
-					}
+				s, hasEffect := c.itemOf(id, traffic, set)
+				if !hasEffect || s.NoPorts && has {
+					continue // one without ports says at most that the policy is about the pod
+				}
+				rules, has = append(rules, s), true
+				if !s.NoPorts { // else it takes no entry
+					*room--
 				}
 			}
 		}
