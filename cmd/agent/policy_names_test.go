@@ -13,8 +13,8 @@ import (
 	"github.com/sluice-net/sluice/tables/policy/policytest"
 )
 
-// Policies that begin to name a port of peers deny it to no pod that they allow it to, not even until
-// the peers are in classes with their numbers.
+// Policies that begin to name a port of peers deny it to no pod that they allow it to, not even
+// until the peers are in classes with their numbers.
 func TestFirstPolicyThatNamesPort(t *testing.T) {
 	const client, server = "10.0.0.10", "10.0.1.10"
 	g := newPolicyCluster(t, policytest.NewGenerator(1))

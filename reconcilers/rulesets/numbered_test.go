@@ -12,8 +12,8 @@ import (
 	"github.com/sluice-net/sluice/tables/tablestest"
 )
 
-// A ruleset waits until all peers that the kernel has are in classes with their numbers for the names
-// of ports in the ruleset. Those that it does not have, and refused ones, do not delay it.
+// A ruleset waits until all peers that the kernel has are in classes with their numbers for the
+// names of ports in the ruleset. Those that it does not have, and refused ones, do not delay it.
 func TestNumbered(t *testing.T) {
 	w := newWorld(t, false)
 	http := tables.NamedPort{Name: "http", Protocol: 6, Port: 80}

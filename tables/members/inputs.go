@@ -50,14 +50,14 @@ func (r *rule) inputs() []derive.Input[key] {
 			func(old, new *tables.Node) bool { return !maps.Equal(old.Labels, new.Labels) },
 			func(txn statedb.ReadTxn, n *tables.Node, mark func(key)) {
 				for m := range r.Members.List(txn, tables.MembersByNode(n.Name)) {
-					mark(memberKey(m.Number))
+					mark(key{kind: ofRelabeled, number: m.Number})
 				}
 			}),
 		derive.FromIf(r.Namespaces,
 			func(old, new *tables.Namespace) bool { return !maps.Equal(old.Labels, new.Labels) },
 			func(txn statedb.ReadTxn, n *tables.Namespace, mark func(key)) {
 				for m := range r.Members.Prefix(txn, tables.MembersOfNamespace(n.Name)) {
-					mark(memberKey(m.Number))
+					mark(key{kind: ofRelabeled, number: m.Number})
 				}
 			}),
 		derive.FromChange(r.Rulesets, r.rulesetChanged),

@@ -92,3 +92,34 @@ func TestExceptionsComeFirst(t *testing.T) {
 	require.True(t, h.class(addr("203.0.113.7")).Selects(all.Number))
 	require.True(t, h.class(addr("203.0.112.7")).Selects(most.Number))
 }
+
+// Addresses that go to pods of another namespace leave their member before it gets what selects a
+// new label of its namespace, also if they are many, with many new label sets.
+func TestAddressesLeaveBeforeNamespaceIsRelabeled(t *testing.T) {
+	const many = 300
+	h := newHarness(t)
+	h.inputs.Namespaces.Put(&tables.Namespace{Name: "a"}, &tables.Namespace{Name: "b"})
+	h.use(podsOf("team=y"))
+	var before, after []*tables.Endpoint
+	address := func(i int) string { return fmt.Sprintf("10.1.%d.%d", i>>8, i&255) }
+	for i := range many {
+		before = append(before,
+			pod(fmt.Sprint("a/p", i), "there", address(i), labels.Set{"app": "a"}))
+		after = append(after,
+			pod(fmt.Sprint("b/p", i), "there", address(i), labels.Set{"app": fmt.Sprint(i)}))
+	}
+	h.inputs.Endpoints.Put(before...)
+	h.settle()
+	h.rule.maxWork = 10
+	h.inputs.Endpoints.Remove(before...)
+	h.inputs.Endpoints.Put(after...)
+	h.stepper.Step()
+	h.inputs.Namespaces.Put(&tables.Namespace{
+		Name: "a", Labels: map[string]string{"team": "y"},
+	})
+	for h.stepper.Step() {
+		for i := range many {
+			require.Empty(t, h.class(addr(address(i))).Selectors)
+		}
+	}
+}

@@ -62,6 +62,7 @@ const (
 	ofPeerPrefix             // prefix: selectors may have begun or ceased to name it
 	ofInside                 // prefix: those inside it
 	ofMember                 // number: its class, and its removal
+	ofRelabeled              // number: the same, as the labels of its namespace or node change
 	ofRefused                // the refused addresses, when there may be room for them
 	ofClass                  // number: its removal
 	ofMembers                // number: the members of a selector that selects other pods
@@ -132,6 +133,8 @@ func (r *rule) declare() derive.Rule[key] {
 		Inputs:  r.inputs(),
 		Seed:    seed,
 		Last:    func(k key) bool { return k.kind == ofSelector },
+		// They come after all addresses that were marked before, which may wait as many.
+		Large:   func(k key) bool { return k.kind == ofRelabeled },
 		Compute: r.compute,
 	}
 }
@@ -156,7 +159,7 @@ func (r *rule) compute(in statedb.ReadTxn, out statedb.WriteTxn, keys []key, mar
 			t.peerPrefix(k.prefix)
 		case ofInside:
 			t.inside(k.prefix, k.from)
-		case ofMember:
+		case ofMember, ofRelabeled:
 			t.member(k.number)
 		case ofRefused:
 			t.refusedAddresses(k.from)
@@ -208,7 +211,7 @@ func (t *transaction) defers(k key) bool {
 	switch k.kind {
 	case ofAddress, ofInside:
 		t.expectSelectors(t.around(k.prefix))
-	case ofMember, ofSelector, ofMembers, ofPort, ofRefused:
+	case ofMember, ofRelabeled, ofSelector, ofMembers, ofPort, ofRefused:
 	default:
 		return false
 	}
