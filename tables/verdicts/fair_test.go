@@ -57,6 +57,34 @@ func TestWorkOfContents(t *testing.T) {
 	}
 }
 
+// TestWorkOfSmallRules says that rules of few ports count as work, too: there may be very many.
+func TestWorkOfSmallRules(t *testing.T) {
+	const rulesets, rules = 10, 200
+	w := newWorld(t)
+	w.rule.maxWork = rules / contributionsPerWork
+	for i := range rulesets {
+		var all []*tables.Rule
+		for item := range rules {
+			r := ruleAt("large", bpf.DirectionIngress, item)
+			r.AnyPeer, r.Ports = true, []tables.PolicyPort{tcp(80, 80)}
+			all = append(all, r)
+		}
+		r := ruleAt("one", bpf.DirectionIngress, i)
+		r.Peers = []uint32{1000}
+		w.put(ruleset(uint32(5+i), append(all, r)...))
+	}
+	steps := func() int {
+		n := 1
+		for ; w.stepper.Step(); n++ {
+		}
+		return n
+	}
+	require.GreaterOrEqual(t, steps(), rulesets/2, "two a transaction: one of each queue")
+	w.put(class(1000, []uint32{1000}))
+	require.GreaterOrEqual(t, steps(), rulesets/2)
+	require.Equal(t, w.wanted(), w.entries())
+}
+
 // TestRefusedIsNotComputed says that nothing is computed for a ruleset after it was refused.
 func TestRefusedIsNotComputed(t *testing.T) {
 	w := newWorld(t)

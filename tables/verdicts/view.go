@@ -59,13 +59,13 @@ func newSide(r *tables.Ruleset, d bpf.Direction, w *work) *side {
 	s := &side{
 		base: contributions{}, byPeer: map[uint32][]*statement{}, contents: map[string]*content{},
 	}
-	hasDefault := false
+	hasDefault, read := false, 0
 	for place, rule := range r.Rules {
 		if rule.Direction != d || rule.NoPorts {
 			continue
 		}
 		st := newStatement(uint32(place), rule)
-		w.contributed(len(st.keys) + len(rule.Peers))
+		read += len(st.keys) + len(rule.Peers)
 		switch {
 		case rule.DefaultDeny:
 			hasDefault = true
@@ -84,6 +84,7 @@ func newSide(r *tables.Ruleset, d bpf.Direction, w *work) *side {
 			}
 		}
 	}
+	w.contributed(read)
 	if !hasDefault {
 		s.base[anyTraffic] = append(s.base[anyTraffic], contribution{deny: r.AlwaysDeny})
 	}
