@@ -13,6 +13,6 @@
 // chain, so there is no circular wait. In addition, a subject enters a ruleset only when the
 // ruleset's selectors are effective: the kernel has every member that they select in a class
 // with the selector. For the same reason it waits until the kernel has the peers in classes with
-// their numbers for the names of ports in the ruleset. Prefixes of sluice_ipcache replace each other
-// in an order in which no address falls back to a covering prefix with another meaning.
+// their numbers for the names of ports in the ruleset. Prefixes of sluice_ipcache replace each
+// other in an order in which no address falls back to a covering prefix with another meaning.
 package rulesets

@@ -148,8 +148,8 @@ func (r *rule) markInheriting(txn statedb.ReadTxn, prefix netip.Prefix, mark fun
 	}
 }
 
-// rulesetChanged marks the names of ports that a ruleset begins or ceases to use: many rulesets with
-// the same names come at once.
+// rulesetChanged marks the names of ports that a ruleset begins or ceases to use: many rulesets
+// with the same names come at once.
 func (r *rule) rulesetChanged(_ statedb.ReadTxn, old, new *tables.Ruleset, mark func(key)) {
 	if old != nil && new != nil {
 		return // its rules do not change
