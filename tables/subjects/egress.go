@@ -159,29 +159,21 @@ func (c *round) prefixesOf(p *tables.EgressPolicy) *egressPrefixes {
 	return of
 }
 
-// prefixSet are prefixes, which may be many, with the lengths that occur.
-type prefixSet struct {
-	prefixes map[netip.Prefix]bool
-	lengths  []int // the longest first
-}
+// prefixSet are prefixes, which may be many.
+type prefixSet map[netip.Prefix]bool
 
 func newPrefixSet(prefixes []netip.Prefix) prefixSet {
-	s := prefixSet{prefixes: map[netip.Prefix]bool{}}
+	s := prefixSet{}
 	for _, p := range prefixes {
-		s.prefixes[p.Masked()] = true
-		if !slices.Contains(s.lengths, p.Bits()) {
-			s.lengths = append(s.lengths, p.Bits())
-		}
+		s[p.Masked()] = true
 	}
-	slices.SortFunc(s.lengths, func(a, b int) int { return b - a })
 	return s
 }
 
 // longest returns the length of the longest prefix that contains another prefix, -1 if none does.
 func (s prefixSet) longest(contained netip.Prefix) int {
-	for _, bits := range s.lengths {
-		if bits <= contained.Bits() &&
-			s.prefixes[netip.PrefixFrom(contained.Addr(), bits).Masked()] {
+	for bits := contained.Bits(); bits >= 0; bits-- {
+		if s[netip.PrefixFrom(contained.Addr(), bits).Masked()] {
 			return bits
 		}
 	}

@@ -43,7 +43,7 @@ func (c *round) updateSelector(digest bpf.Digest) error {
 	if err != nil || s.SameResolution(former) && former.NoRoom == "" {
 		return err
 	}
-	if comes(former, s) {
+	if addsPrefixes(former, s) {
 		if c.grown { // what is in use is counted anew for each: another transaction does it
 			c.mark(key{kind: ofSelector, digest: digest})
 			return nil
@@ -58,14 +58,15 @@ func (c *round) updateSelector(digest bpf.Digest) error {
 			return c.replaceUse(&outgrown)
 		}
 	}
-	if comes(s, former) || former.NoRoom != "" {
+	if addsPrefixes(s, former) || former.NoRoom != "" {
 		c.markIsolated(c.out, c.mark)
 	}
 	return c.replaceUse(s)
 }
 
-// comes reports whether a version of a selector names prefixes that a former one does not name.
-func comes(former, now *tables.Selector) bool {
+// addsPrefixes reports whether a version of a selector names prefixes that a former one does not
+// name.
+func addsPrefixes(former, now *tables.Selector) bool {
 	return slices.ContainsFunc(now.Prefixes(),
 		func(p netip.Prefix) bool { return !former.Names(p) })
 }
